@@ -1,0 +1,1 @@
+"""The command line: one subcommand a module, heavy imports inside the commands."""

@@ -1,0 +1,58 @@
+"""What commands print: tables and bars for people, one JSON line for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+__all__ = ["Bar", "err", "out", "print_json", "progress_bar"]
+
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line of stdout."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+class Bar:
+    """A ProgressSink that draws bytes, rate and time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(what, total=total_bytes)
+        self._progress.update(self._task, completed=done_bytes, total=total_bytes, description=what)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Bar]:
+    """A bar on stderr while the block runs; where stderr is no terminal, only its last state is printed."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as progress:
+        yield Bar(progress)

@@ -1,0 +1,137 @@
+"""`moespeq demo`: the packaged model answers real questions in three passes, and a table compares them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moespeq.cli import options
+from moespeq.cli.options import parse_k
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from moespeq.demo.comparison import PassResult
+
+__all__ = ["command"]
+
+
+def command(
+    *,
+    questions: Annotated[int, typer.Option("--questions", min=1, max=100, help="How many test questions.")] = 2,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="New tokens a question.")] = 96,
+    k: options.K = "16",
+    rows: options.Rows = None,
+    device_memory: Annotated[
+        str,
+        typer.Option("--device-memory", metavar="SIZE", help="Memory of each pass; holds a part of the experts."),
+    ] = "7.25MiB",
+    host_memory: options.HostMemory = None,
+    link_bandwidth: Annotated[
+        str, typer.Option("--link-bandwidth", metavar="SIZE", help="Bytes a second of the paced runs.")
+    ] = "10MB",
+    seed: options.Seed = None,
+    json: options.Json = False,
+) -> None:
+    """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
+    from moespeq.cli.console import err, out, print_json
+    from moespeq.config import format_bytes, parse_bytes
+    from moespeq.demo.assets import demo_store, read_questions
+    from moespeq.demo.comparison import run_pass
+    from moespeq.nested import Layout
+
+    console, text_to = (err, sys.stderr) if json else (out, sys.stdout)
+    asked = read_questions(questions)
+    bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
+    nested, plain = demo_store(Layout.CODE_WIDTH), demo_store(Layout.PLAIN)
+    speculative = {"k": parse_k(k), "rows": rows}
+    kinds: list[tuple[str, Any, dict[str, Any]]] = [
+        ("plain decoding (k = 0)", nested, {**speculative, "k": 0}),
+        (f"speculative (k = {k})", nested, speculative),
+        ("on demand (LRU, bf16 records)", plain, {"mode": "on_demand"}),
+    ]
+
+    def on_text(text: str) -> None:
+        text_to.write(text)
+        text_to.flush()
+
+    for number, question in enumerate(asked, start=1):
+        console.print(f"Question {number}: {question.question} [dim](answer: {question.answer})[/]", highlight=False)
+    passes: list[PassResult] = []
+    for name, store, mode in kinds:
+        console.print(f"\n[bold]{name}[/]", highlight=False)
+        passes.append(
+            run_pass(
+                name,
+                store,
+                asked,
+                link_bytes_per_s=float(bandwidth_bytes_per_s),
+                on_text=on_text,
+                options={**mode, "device_memory": device_memory, "host_memory": host_memory, "ctx_size": 384},
+                sampling={"max_new_tokens": max_new_tokens, "seed": seed},
+            )
+        )
+    if json:
+        print_json(_to_json(passes))
+        return
+    out.print(_table(passes, f"{format_bytes(bandwidth_bytes_per_s)}/s", device_memory))
+    same = "identical, token for token" if _is_identical(passes) else "DIFFERENT: this is a bug, please report it"
+    out.print(f"The texts of plain and speculative decoding are {same}.", highlight=False)
+
+
+def _is_identical(passes: Sequence[PassResult]) -> bool:
+    """Whether the first two passes gave the same tokens, paced and unpaced."""
+    plain, speculative = passes[0], passes[1]
+    paced = [result.tokens for result in speculative.paced]
+    return plain.tokens == speculative.tokens == paced
+
+
+def _to_json(passes: Sequence[PassResult]) -> dict[str, Any]:
+    speculative, on_demand = passes[1], passes[2]
+    names = ("rounds", "drafted", "accepted", "hits", "late", "misses", "link_bytes", "wasted_bytes")
+    return {
+        "identical": _is_identical(passes),
+        **{name: speculative.total(name) for name in names},
+        "committed_per_round": round(speculative.committed_per_round, 4),
+        "link_bytes_on_demand": on_demand.total("link_bytes"),
+        "routes": speculative.routes,
+        "rows": speculative.unpaced[0].stats.rows,
+        "passes": [result.to_json() for result in passes],
+    }
+
+
+def _table(passes: Sequence[PassResult], bandwidth: str, device_memory: str) -> Table:
+    from rich.table import Table
+
+    from moespeq.demo.comparison import total_s
+
+    table = Table(title=f"{device_memory} of device memory, records from disk", title_justify="left")
+    table.add_column("")
+    for result in passes:
+        table.add_column(result.name, justify="right")
+
+    def add(name: str, cells: list[str]) -> None:
+        table.add_row(name, *cells)
+
+    routes = passes[1].routes
+    total = max(1, sum(routes.values()))
+    add("experts that fit at once", [f"{result.num_slots} of 128" for result in passes])
+    add("tokens", [str(result.num_tokens) for result in passes])
+    add("committed per round", [f"{result.committed_per_round:.2f}" for result in passes])
+    add("drafted tokens accepted", ["-", f"{passes[1].acceptance:.1%}", "-"])
+    shares = " / ".join(f"{routes[name] / total:.1%}" for name in ("exact", "same_set", "wrong"))
+    add("routes exact / same set / wrong", ["-", shares, "-"])
+    add("KB over the link per token", [f"{result.link_bytes_per_tok / 1e3:.1f}" for result in passes])
+    reference_s, reference_paced_s = total_s(passes[2].unpaced), total_s(passes[2].paced)
+    add("seconds, unpaced", [_seconds(total_s(result.unpaced), reference_s) for result in passes])
+    add(f"seconds at {bandwidth}", [_seconds(total_s(result.paced), reference_paced_s) for result in passes])
+    return table
+
+
+def _seconds(value_s: float, reference_s: float) -> str:
+    """Seconds, and how many times faster than on demand."""
+    return f"{value_s:.1f} ({reference_s / value_s:.2f}x)"

@@ -1,0 +1,34 @@
+"""`moespeq export`: the checkpoint back, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moespeq.cli import options
+
+__all__ = ["command"]
+
+
+def command(
+    store: Annotated[Path, typer.Argument(help="The store.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder to write; files that are there and equal stay.")
+    ],
+    *,
+    json: options.Json = False,
+) -> None:
+    """Write the checkpoint a store was made from; every file is byte-identical and checked against its SHA-256."""
+    from moespeq.cli.console import out as console
+    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.prepare import export_checkpoint
+
+    with progress_bar() as bar:
+        folder = export_checkpoint(store, out, progress=bar)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if json:
+        print_json({"checkpoint": str(folder), "files": files})
+    else:
+        console.print(f"{folder}: {len(files)} files, byte-identical to the source", highlight=False)

@@ -1,0 +1,21 @@
+"""`moespeq info`: what a store or checkpoint is and what it takes, without loading it."""
+
+from __future__ import annotations
+
+from moespeq.cli import options
+
+__all__ = ["command"]
+
+
+def command(model: options.Model, *, json: options.Json = False) -> None:
+    """Describe a store or checkpoint."""
+    from moespeq.cli.console import out, print_json
+    from moespeq.inspection import describe_model
+
+    facts = describe_model(model)
+    if json:
+        print_json(facts)
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        out.print(f"{name.replace('_', ' '):<{width}}  {value}", highlight=False)

@@ -1,0 +1,56 @@
+"""Options that several subcommands share, each written once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "CtxSize",
+    "DeviceMemory",
+    "HostMemory",
+    "IgnoreEos",
+    "Json",
+    "K",
+    "LinkBandwidth",
+    "MaxNewTokens",
+    "Model",
+    "Rows",
+    "Seed",
+    "parse_k",
+]
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A store, a checkpoint folder, or a hub id such as org/name.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line to stdout; all else to stderr.")]
+K = Annotated[
+    str,
+    typer.Option("--k", metavar="auto|INT", help="Draft length: auto, or 0 (plain decoding) to rows - 1."),
+]
+Rows = Annotated[
+    int | None,
+    typer.Option("--rows", help="Row bucket of a verify pass: 17, 33 or 65. Results are equal for equal rows."),
+]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option("--device-memory", metavar="SIZE", help="Memory of the device, such as 12GiB. [default: auto]"),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option("--host-memory", metavar="SIZE", help="Host cache in front of the disk. [default: auto]"),
+]
+CtxSize = Annotated[int | None, typer.Option("--ctx-size", help="Context length in tokens. [default: auto]")]
+MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="At most this many new tokens.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Key of all randomness. [default: drawn and reported]")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")]
+LinkBandwidth = Annotated[
+    str | None,
+    typer.Option("--link-bandwidth", metavar="SIZE", help="Pace reads to this many bytes a second, such as 25GB."),
+]
+
+
+def parse_k(text: str) -> int | str:
+    """`auto` or a whole number; anything else goes on as it is and is refused with the allowed range."""
+    return int(text) if text.strip().lstrip("-").isdigit() else text

@@ -1,0 +1,59 @@
+"""`moespeq prepare`: a checkpoint becomes a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moespeq.cli import options
+
+if TYPE_CHECKING:
+    from moespeq.nested import BaseFormat, Layout
+
+__all__ = ["command"]
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, or a hub id such as org/name.")],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The new store. [default: NAME.moespeq]")] = None,
+    format: Annotated[  # noqa: A002 - the option's name
+        str, typer.Option("--format", metavar="nested|code-width|plain", help="Layout of the expert records.")
+    ] = "nested",
+    bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2. [default: 4]")] = None,
+    group: Annotated[int | None, typer.Option("--group", help="Weights that share a scale. [default: 64]")] = None,
+    json: options.Json = False,
+) -> None:
+    """Stream a checkpoint into a store; the original may then be deleted. Interrupted, it goes on when run again."""
+    from moespeq.cli.console import out as console
+    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.config import format_bytes
+    from moespeq.prepare import prepare_store
+
+    layout, fmt = _formats(format, bits, group)
+    with progress_bar() as bar:
+        store = prepare_store(model, out, layout=layout, fmt=fmt, progress=bar)
+    size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    if json:
+        print_json({"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()})
+    else:
+        console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {store} -p ...`", highlight=False)
+
+
+def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout, BaseFormat]:
+    """(Layout, BaseFormat) by name. Raises UsageError."""
+    from dataclasses import replace
+
+    from moespeq.config import nearest_name
+    from moespeq.errors import UsageError
+    from moespeq.nested import DEFAULT_FORMAT, Layout
+
+    known = [layout.value for layout in Layout]
+    if name not in known:
+        raise UsageError(f"Unknown format '{name}'; use {', '.join(known)}.{nearest_name(name, known)}")
+    fmt = DEFAULT_FORMAT
+    return Layout(name), replace(
+        fmt, bits=fmt.bits if bits is None else bits, group=fmt.group if group is None else group
+    )

@@ -1,0 +1,109 @@
+"""`moespeq run`: one prompt, streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from moespeq.cli import options
+from moespeq.cli.options import parse_k
+
+__all__ = ["command"]
+
+
+def command(
+    model: options.Model,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from standard input.")],
+    *,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the model's chat template.")] = False,
+    system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy. [default: the model's]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this total share.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty", help="1 is off.")] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option("--acceptance", metavar="coupled|rejection", help="How sampled drafts are accepted."),
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")] = None,
+    seed: options.Seed = None,
+    ignore_eos: options.IgnoreEos = False,
+    k: options.K = "auto",
+    rows: options.Rows = None,
+    ctx_size: options.CtxSize = None,
+    device_memory: options.DeviceMemory = None,
+    host_memory: options.HostMemory = None,
+    link_bandwidth: options.LinkBandwidth = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", metavar="speculative|on_demand", help="on_demand is the baseline without a draft."),
+    ] = "speculative",
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt, token by token as rounds commit them."""
+    from moespeq.api import load
+    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.config import parse_bytes
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with progress_bar() as bar:
+        engine = load(
+            model,
+            progress=bar,
+            k=parse_k(k),
+            rows=rows,
+            ctx_size=ctx_size,
+            device_memory=device_memory,
+            host_memory=host_memory,
+            link_bytes_per_s=None if link_bandwidth is None else float(parse_bytes(link_bandwidth)),
+            mode=mode,
+        )
+    sampling: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "acceptance": acceptance,
+        "stop": tuple(stop) if stop else None,
+        "seed": seed,
+        "ignore_eos": ignore_eos or None,
+    }
+    with engine:
+        messages = [{"role": "system", "content": system}] if system else []
+        request = (
+            engine.tokenizer.encode_chat([*messages, {"role": "user", "content": text}]) if chat or system else text
+        )
+        target = sys.stderr if json else sys.stdout
+        stream = engine.stream(request, **sampling)
+        try:
+            for piece in stream:
+                target.write(piece.text)
+                target.flush()
+        except KeyboardInterrupt:
+            stream.close()
+            raise
+        target.write("\n")
+        stats = stream.result.stats
+        if json:
+            print_json(stream.result.to_json())
+        else:
+            err.print(
+                f"{len(stream.result.tokens)} tokens ({stream.result.finish_reason.value}), "
+                f"{stats.tokens_per_s:.1f} tok/s after {stats.ttft_s:.2f} s; "
+                f"{stats.committed_per_round:.2f} committed a round, {stats.acceptance:.0%} of drafts accepted; "
+                f"{stats.hits} hits, {stats.late} late, {stats.misses} misses; seed {stats.seed}",
+                style="dim",
+                highlight=False,
+            )

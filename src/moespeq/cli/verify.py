@@ -1,0 +1,35 @@
+"""`moespeq verify`: every checksum of a store and, against its checkpoint, every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moespeq.cli import options
+
+__all__ = ["command"]
+
+
+def command(
+    store: Annotated[Path, typer.Argument(help="The store to check.")],
+    *,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="The checkpoint to compare with, bit by bit.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Check a store."""
+    from dataclasses import asdict
+
+    from moespeq.cli.console import out as console
+    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.prepare import verify_store
+
+    with progress_bar() as bar:
+        report = verify_store(store, against=against, progress=bar)
+    if json:
+        print_json({"store": str(store), "intact": True, **asdict(report)})
+        return
+    console.print(f"{store} is intact: {report.summary()}", highlight=False)

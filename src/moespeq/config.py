@@ -1,0 +1,125 @@
+"""Options a person can set, with their defaults, checked once. Frozen: nothing writes into a configuration later.
+
+"auto" is resolved by `plan`, which keeps the reason for each figure; here a value is only checked for being legal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from moespeq.errors import UsageError
+
+__all__ = ["ROW_BUCKETS", "LoadOptions", "format_bytes", "nearest_name", "parse_bytes"]
+
+ROW_BUCKETS = (17, 33, 65)
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """`12GiB`, `512MB`, `4096` -> bytes. A unit without "i" is decimal."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise UsageError(f"A size cannot be negative, got {text}.")
+        return text
+    match = _SIZE.fullmatch(str(text))
+    if match is None:
+        raise UsageError(f"'{text}' is not a size; write it like 12GiB, 512MiB or 4096.")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size for people, in the largest binary unit that keeps it at or above 1: `11.60 GiB`."""
+    value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units[:-1]:
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} {units[-1]}"
+
+
+def nearest_name(wrong: str, known: list[str]) -> str:
+    """' Did you mean X?' for a mistyped name, or the empty string when nothing is near."""
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How an engine is loaded. Sizes are bytes; None means "auto".
+
+    rows: the row bucket R of every verify pass; k is at most R - 1 and results are identical between runs of equal R.
+    k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
+    mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
+    link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
+    """
+
+    device: Literal["auto", "cpu"] = "auto"
+    device_memory: int | None = None
+    host_memory: int | None = None
+    k: int | Literal["auto"] = "auto"
+    rows: int | None = None
+    ctx_size: int | None = None
+    mode: Literal["speculative", "on_demand"] = "speculative"
+    prefetch: bool = True
+    link_bytes_per_s: float | None = None
+    link_threads: int = 2
+    prefill_rows: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu"):
+            raise UsageError(f"device '{self.device}' is not supported by this version; use 'cpu' or 'auto'.")
+        if self.mode not in ("speculative", "on_demand"):
+            raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
+        if self.rows is not None and self.rows not in ROW_BUCKETS:
+            raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows}.")
+        self._check_k()
+        for name in ("ctx_size", "link_threads", "prefill_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}.")
+        if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
+            raise UsageError(f"The link bandwidth must be above 0 bytes/s, got {self.link_bytes_per_s}.")
+
+    def _check_k(self) -> None:
+        if self.k == "auto":
+            return
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
+            raise UsageError(f"k must be 'auto' or a whole number from 0 to {self.row_bucket - 1}, got {self.k!r}.")
+        if self.k > self.row_bucket - 1:
+            larger = next((rows for rows in ROW_BUCKETS if rows > self.k), None)
+            advice = f"load with rows={larger}" if larger else f"the largest k is {ROW_BUCKETS[-1] - 1}"
+            raise UsageError(f"k={self.k} needs {self.k + 1} rows, but rows is {self.row_bucket}; {advice}.")
+
+    @property
+    def row_bucket(self) -> int:
+        """R: the rows of every verify pass."""
+        if self.mode == "on_demand":
+            return 1
+        return self.rows if self.rows is not None else ROW_BUCKETS[0]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> LoadOptions:
+        """Options from keywords; sizes may be text. An unknown name is refused with the nearest one."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UsageError(f"Unknown option '{name}'.{nearest_name(name, known)}")
+        sizes = {
+            name: parse_bytes(v) for name in ("device_memory", "host_memory") if (v := values.get(name)) is not None
+        }
+        return cls(**{**values, **sizes})

@@ -1,0 +1,237 @@
+"""The engine people hold: a loaded model that generates, one sequence at a time.
+
+Owns the life cycle (threads, files, memory) and the public calls; the loop underneath owns exactness. One thread at a
+time may call; a second generation while one runs is refused, not queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from moespeq.config import LoadOptions
+from moespeq.decode.generation import Generation, GenerationResult, StreamPiece, TokenSink
+from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.params import SamplingParams
+from moespeq.decode.sampling import Sampler
+from moespeq.decode.text import TextStream
+from moespeq.errors import PromptError, UsageError
+from moespeq.model.runner import Runner
+from moespeq.model.tokenizer import Tokenizer
+from moespeq.plan import MemoryPlan
+from moespeq.ports import Clock
+from moespeq.residency import Residency
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+__all__ = ["Engine", "EngineParts", "GenerationStream", "Prompt"]
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What assembly puts together. close: releases threads, files and memory; called once."""
+
+    options: LoadOptions
+    plan: MemoryPlan
+    runner: Runner
+    loop: SpeculativeLoop
+    residency: Residency
+    clock: Clock
+    tokenizer: Tokenizer | None
+    generation_config: GenerationConfig
+    vocab_size: int
+    close: Callable[[], None]
+
+
+class GenerationStream:
+    """An iterator of pieces. Afterwards `result` holds the whole; `cancel` ends it at the next round."""
+
+    def __init__(self, generation: Generation, cancelled: threading.Event, release: Callable[[], None]) -> None:
+        self._generation, self._cancelled = generation, cancelled
+        self._pieces = self._iterate(release)
+
+    def __iter__(self) -> Iterator[StreamPiece]:
+        return self._pieces
+
+    def __next__(self) -> StreamPiece:
+        return next(self._pieces)
+
+    @property
+    def result(self) -> GenerationResult:
+        """The finished generation; iterate to the end first."""
+        return self._generation.result
+
+    def cancel(self) -> None:
+        """End after the running round; from any thread. The result's finish reason says so."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Give the engine back before the end; the result is then lost."""
+        self._pieces.close()
+
+    def _iterate(self, release: Callable[[], None]) -> Generator[StreamPiece, None, None]:
+        try:
+            yield from self._generation
+        finally:
+            release()
+
+
+class Engine:
+    """A context manager; `close` releases everything."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._busy = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Every byte by purpose."""
+        return self._parts.plan
+
+    @property
+    def options(self) -> LoadOptions:
+        """The options it was loaded with."""
+        return self._parts.options
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises UsageError where it has none."""
+        if self._parts.tokenizer is None:
+            raise UsageError("This checkpoint has no tokenizer; give the prompt as token ids.")
+        return self._parts.tokenizer
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The checkpoint's own defaults."""
+        return self._parts.generation_config
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model underneath, its experts elsewhere."""
+        return self._parts.runner.model
+
+    def generate(self, prompt: Prompt, **sampling: Any) -> GenerationResult:
+        """The whole answer to `prompt` (text or token ids); `sampling` are the fields of SamplingParams.
+
+        Raises PromptError for an empty or too long prompt, UsageError for a wrong option.
+        """
+        stream = self.stream(prompt, **sampling)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def chat(self, messages: Sequence[dict[str, str]], **sampling: Any) -> GenerationResult:
+        """The answer to a conversation of {"role", "content"}, by the model's chat template."""
+        return self.generate(self.tokenizer.encode_chat(messages), **sampling)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        generation_config: GenerationConfig | None = None,
+        sink: TokenSink | None = None,
+        choice_index: int = 0,
+        **sampling: Any,
+    ) -> GenerationStream:
+        """Pieces of the answer as rounds commit them.
+
+        generation_config: defaults in place of the checkpoint's; sink: takes the tokens in place of our text stream.
+        """
+        params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
+        tokens = self._encode(prompt)
+        limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
+        self._take()
+        try:
+            sink = sink or TextStream(self._parts.tokenizer or _NoText(), params.stop)
+            return self._start(tokens, params, sink, limit_tok, choice_index)
+        except BaseException:
+            self._busy.release()
+            raise
+
+    def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
+        """The target's logits after every token of `prompt`, [n, V], by one prefill."""
+        tokens = self._encode(prompt)
+        with self._exclusive():
+            try:
+                return self._parts.loop.prompt_logits(tokens)
+            finally:
+                self._parts.loop.abandon()
+
+    def close(self) -> None:
+        """Release threads, files and memory. Calling it twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take(self) -> None:
+        """Claim the engine for one generation. Raises UsageError when it is closed or busy."""
+        if self._is_closed:
+            raise UsageError("The engine is closed; load it again.")
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                "The engine is generating already, one sequence at a time; finish or close that one first."
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._take()
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _start(
+        self, tokens: list[int], params: SamplingParams, sink: TokenSink, limit_tok: int, choice_index: int
+    ) -> GenerationStream:
+        parts, cancelled = self._parts, threading.Event()
+        device = torch.device(parts.runner.device)
+        sampler = Sampler(params, parts.vocab_size, tokens, device, choice_index=choice_index)
+        generation = Generation(
+            parts.loop,
+            parts.residency,
+            parts.clock,
+            tokens,
+            sampler,
+            sink,
+            limit_tok=limit_tok,
+            rows=parts.runner.rows,
+            is_cancelled=cancelled.is_set,
+        )
+        return GenerationStream(generation, cancelled, self._busy.release)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not tokens:
+            raise PromptError("The prompt is empty; give at least one character.")
+        bad = next((token for token in tokens if not 0 <= token < self._parts.vocab_size), None)
+        if bad is not None:
+            raise PromptError(f"Token {bad} is not in the vocabulary of {self._parts.vocab_size}; check the tokenizer.")
+        context_tok = self.plan.context_tok
+        if len(tokens) >= context_tok:
+            raise PromptError(
+                f"The prompt has {len(tokens)} tokens and the context {context_tok}, one of which the answer needs; "
+                f"shorten the prompt or load with a larger ctx_size."
+            )
+        return tokens
+
+
+class _NoText:
+    """Stands in for a tokenizer where the checkpoint has none: tokens in, tokens out, no text."""
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        return ""

@@ -1,0 +1,147 @@
+"""One generation from prompt tokens to finish reason: drives the loop, cuts what it proposes, streams text.
+
+committed = accepted + 1, cut after EOS, a stop text or the limit; what is cut is never committed, streamed or counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moespeq.decode.accept import Accepted, cut
+from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.sampling import Sampler
+from moespeq.decode.statistics import GenerationStats, summarize
+from moespeq.decode.text import StreamDelta
+from moespeq.ports import Clock
+from moespeq.residency import Residency
+from moespeq.types import FinishReason, StepReport
+
+__all__ = ["Generation", "GenerationResult", "StreamPiece", "TokenSink"]
+
+
+class TokenSink(Protocol):
+    """Takes committed tokens, and may end the generation after one of them."""
+
+    def push(self, tokens: Sequence[int]) -> StreamDelta: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one round added: its tokens, and the text that is certain by now (it may lag behind the tokens)."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished generation. `tokens` are the new ones, EOS included; `text` ends before a stop text."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: GenerationStats
+
+    def to_json(self) -> dict[str, object]:
+        """What `run --json` prints."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason.value,
+            **self.stats.to_json(),
+        }
+
+
+class Generation:
+    """Iterate it for pieces; `result` is there when the iteration has ended. Used once, by the engine's thread."""
+
+    def __init__(
+        self,
+        loop: SpeculativeLoop,
+        residency: Residency,
+        clock: Clock,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        sink: TokenSink,
+        *,
+        limit_tok: int,
+        rows: int,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._loop, self._residency, self._clock = loop, residency, clock
+        self._prompt, self._sampler, self._sink = prompt, sampler, sink
+        self._limit_tok, self._rows, self._is_cancelled = limit_tok, rows, is_cancelled
+        self._tokens: list[int] = []
+        self._parts: list[str] = []
+        self._reports: list[StepReport] = []
+        self._finish: FinishReason | None = None
+        self._result: GenerationResult | None = None
+
+    @property
+    def result(self) -> GenerationResult:
+        """The finished generation."""
+        assert self._result is not None, "iterate the generation to its end first"
+        return self._result
+
+    def __iter__(self) -> Iterator[StreamPiece]:
+        try:
+            yield from self._run()
+        finally:
+            self._loop.abandon()
+
+    def _run(self) -> Iterator[StreamPiece]:
+        begin_s = self._clock.now_s()
+        wasted_before = self._residency.counters().wasted_bytes
+        first, prefill = self._loop.begin(self._prompt, self._sampler)
+        piece = self._take(first)
+        self._loop.commit_first(piece.tokens[0], self._sampler)
+        first_s = self._clock.now_s()
+        yield piece
+        while self._finish is None:
+            if self._is_cancelled():
+                self._finish = FinishReason.CANCELLED
+                break
+            proposal = self._loop.propose(self._sampler, self._limit_tok - len(self._tokens))
+            piece = self._take(proposal)
+            self._reports.append(self._loop.commit(piece.tokens, self._sampler))
+            yield piece
+        tail = self._sink.flush()
+        self._parts.append(tail)
+        self._result = GenerationResult(
+            text="".join(self._parts),
+            tokens=tuple(self._tokens),
+            finish_reason=self._finish,
+            stats=summarize(
+                self._reports,
+                prefill,
+                wasted_bytes=self._residency.counters().wasted_bytes - wasted_before,
+                rows=self._rows,
+                seed=self._sampler.seed,
+                prompt_tok=len(self._prompt),
+                ttft_s=first_s - begin_s,
+                decode_s=self._clock.now_s() - first_s,
+                routes=self._loop.fidelity,
+            ),
+        )
+        if tail:
+            yield StreamPiece(tail, ())
+
+    def _take(self, proposal: Accepted) -> StreamPiece:
+        """Cut a proposal to what is committed; sets the finish reason."""
+        params = self._sampler.params
+        kept = cut(
+            proposal.tokens,
+            eos_token_ids=params.eos_token_ids,
+            limit_tok=self._limit_tok - len(self._tokens),
+            ignore_eos=params.ignore_eos,
+        )
+        delta = self._sink.push(kept.tokens)
+        tokens = kept.tokens[: delta.num_tokens]
+        self._finish = FinishReason.STOP if delta.stopped else kept.finish_reason
+        self._tokens.extend(tokens)
+        self._parts.append(delta.text)
+        return StreamPiece(delta.text, tokens)

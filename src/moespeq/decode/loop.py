@@ -1,0 +1,182 @@
+"""The speculative loop over one sequence: prefill, then rounds of draft, verify, accept, commit.
+
+The order of one round is the order of statements in `propose`; `commit` ends it. Between the two the caller cuts the
+proposed tokens (EOS, stop texts, limits), so that what is committed is exactly what is shown: later tokens are never
+live. A round starts at the last committed token, whose key and value are not written yet: the draft writes
+position..position+k, verify rewrites them, and the next round begins where the commit ended. Nothing is ever undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from moespeq.decode.accept import Accepted
+from moespeq.decode.sampling import DraftToken, Sampler
+from moespeq.decode.statistics import RouteFidelity
+from moespeq.model.experts import DraftExperts, TargetExperts
+from moespeq.model.runner import Runner
+from moespeq.model.weights import ExpertWeights
+from moespeq.ports import Clock
+from moespeq.residency import Governor, PassKind, Residency, ResidencyCounters
+from moespeq.types import StepReport
+
+__all__ = ["SpeculativeLoop"]
+
+ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
+
+
+@dataclass(slots=True)
+class _Round:
+    """What the open round has measured so far."""
+
+    k: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    step: int = 0
+    draft_routes: dict[int, list[list[int]]] = field(default_factory=dict)
+    target_routes: dict[int, list[list[int]]] = field(default_factory=dict)
+
+
+class SpeculativeLoop:
+    """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents.
+
+    prefill_rows: chunk borders of a prompt lie at its multiples. stream_from_rows: from this many rows on nearly every
+    expert of a layer is needed, and a chunk streams all records in layer order; below, only those asked for move.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        weights: ExpertWeights,
+        residency: Residency,
+        governor: Governor,
+        clock: Clock,
+        *,
+        prefill_rows: int,
+        stream_from_rows: int,
+    ) -> None:
+        self._runner, self._residency, self._governor, self._clock = runner, residency, governor, clock
+        self._prefill_rows, self._stream_from_rows = prefill_rows, stream_from_rows
+        self._draft = DraftExperts(weights, self._on_draft_routes)
+        self._target = TargetExperts(weights, residency, self._on_target_routes)
+        self._round = _Round()
+        self._position = 0  # of the last committed token
+        self._token = 0
+        self.fidelity = RouteFidelity()
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler) -> tuple[Accepted, StepReport]:
+        """Prefill `prompt`; returns the first token, to be committed, and what the prefill moved."""
+        self._round, self.fidelity = _Round(), RouteFidelity()
+        before, begin_s = self._residency.counters(), self._clock.now_s()
+        *_, logits = self._prefill(prompt, num_logits=1)
+        self._position = len(prompt) - 1
+        moved = self._residency.counters().since(before)
+        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved)
+        return sampler.accept(logits, len(prompt), []), report
+
+    def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
+        """The target's logits after every token of `prompt`, [n, V]."""
+        return torch.cat(list(self._prefill(prompt, num_logits=0)))
+
+    def propose(self, sampler: Sampler, limit_tok: int) -> Accepted:
+        """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
+        self._round = _Round(k=self._choose_k(limit_tok))
+        begin_s = self._clock.now_s()
+        if self._round.k:
+            self._residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=self._round.k + 1)
+            drafts = self._draft_tokens(sampler)
+        else:
+            self._residency.begin_pass(PassKind.PLAIN)
+            drafts = []
+        drafted_s = self._clock.now_s()
+        logits = self._verify([draft.token for draft in drafts])
+        accepted = sampler.accept(logits, self._position + 1, drafts)
+        self._round.draft_s, self._round.verify_s = drafted_s - begin_s, self._clock.now_s() - drafted_s
+        self._round.accepted = accepted.accepted
+        return accepted
+
+    def commit_first(self, token: int, sampler: Sampler) -> None:
+        """Commit the token that prefill gave."""
+        self._advance([token], sampler)
+
+    def commit(self, tokens: Sequence[int], sampler: Sampler) -> StepReport:
+        """End the round with the tokens that remain of its proposal."""
+        if self._round.k:
+            rows = self._round.accepted + 1
+            self.fidelity.compare(self._round.draft_routes, self._round.target_routes, rows)
+        report = _report(self._round, len(tokens), self._residency.end_pass(len(tokens)))
+        self._governor.observe(report)
+        self._advance(tokens, sampler)
+        return report
+
+    def abandon(self) -> None:
+        """Drop an open round or prefill, after an error or a cancel: leases back, predictions forgotten."""
+        self._residency.cancel()
+
+    def _prefill(self, prompt: Sequence[int], *, num_logits: int) -> Iterator[torch.Tensor]:
+        """Logits of the last `num_logits` rows of each chunk (0: all)."""
+        self._target.row_tile = None
+        for start in range(0, len(prompt), self._prefill_rows):
+            chunk = prompt[start : start + self._prefill_rows]
+            is_streamed = len(chunk) >= self._stream_from_rows
+            self._residency.begin_pass(PassKind.PREFILL if is_streamed else PassKind.PLAIN)
+            self._target.live_rows = len(chunk)
+            yield self._runner.prefill(chunk, start, self._target, num_logits=num_logits)
+            self._residency.end_pass(1)
+
+    def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
+        sampler.commit(tokens)
+        self._position += len(tokens)
+        self._token = tokens[-1]
+
+    def _choose_k(self, limit_tok: int) -> int:
+        return self._governor.choose(min(self._runner.max_k(self._position), limit_tok - 1))
+
+    def _draft_tokens(self, sampler: Sampler) -> list[DraftToken]:
+        """k tokens in k + 1 steps: the last step is run for its routes only."""
+        drafts: list[DraftToken] = []
+        token, bucket = self._token, self._runner.buckets.above(self._position)
+        for step in range(self._round.k + 1):
+            self._round.step = step
+            logits = self._runner.draft_step(token, self._position + step, bucket, self._draft)
+            self._residency.pump()
+            if step == self._round.k:
+                break
+            draft = sampler.draft_token(logits, self._position + 1 + step, [draft.token for draft in drafts])
+            drafts.append(draft)
+            token = draft.token
+        return drafts
+
+    def _verify(self, drafted: Sequence[int]) -> torch.Tensor:
+        self._target.live_rows = len(drafted) + 1
+        self._target.row_tile = ROW_TILE if self._runner.rows > 1 else 1
+        return self._runner.verify([self._token, *drafted], self._position, self._target)
+
+    def _on_draft_routes(self, layer: int, rows: list[list[int]]) -> None:
+        (experts,) = rows
+        self._round.draft_routes.setdefault(layer, []).append(experts)
+        # Verify computes all k + 1 rows whatever is accepted, so a route counts in full however doubtful its token is.
+        self._residency.predict(self._round.step, layer, experts, [1.0] * len(experts))
+        self._residency.pump()
+
+    def _on_target_routes(self, layer: int, rows: list[list[int]]) -> None:
+        self._round.target_routes[layer] = rows
+
+
+def _report(measured: _Round, committed: int, moved: ResidencyCounters) -> StepReport:
+    return StepReport(
+        k=measured.k,
+        accepted=min(measured.accepted, committed),
+        committed=committed,
+        hits=moved.hits,
+        late=moved.late,
+        misses=moved.misses,
+        draft_s=measured.draft_s,
+        verify_s=measured.verify_s,
+        stall_s=moved.stall_s,
+        bytes_by_cause=dict(moved.bytes_by_cause),
+    )

@@ -1,0 +1,40 @@
+"""What the package carries for the demo, and the stores made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from moespeq.nested import Layout
+from moespeq.prepare import ProgressSink, cache_folder_for, is_store, prepare_store
+
+__all__ = ["MODEL_FOLDER", "Question", "demo_store", "read_questions"]
+
+MODEL_FOLDER = Path(__file__).parent / "model"
+_QUESTIONS = Path(__file__).parent / "questions.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One GSM8K test problem and its true answer, a number."""
+
+    question: str
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        """The form the demo model was trained on."""
+        return f"Question: {self.question}\nAnswer:"
+
+
+def read_questions(count: int) -> list[Question]:
+    """The first `count` of the packaged test problems."""
+    lines = _QUESTIONS.read_text(encoding="utf-8").splitlines()[:count]
+    return [Question(**json.loads(line)) for line in lines]
+
+
+def demo_store(layout: Layout, progress: ProgressSink | None = None) -> Path:
+    """The demo model's store in the cache, prepared the first time."""
+    store = cache_folder_for(MODEL_FOLDER, f"demo-{layout.value}", layout=layout)
+    return store if is_store(store) else prepare_store(MODEL_FOLDER, store, layout=layout, progress=progress)

@@ -1,0 +1,58 @@
+"""Every error a person can meet, as one tree.
+
+    MoespeqError                 one sentence: what happened, the number, what to do next
+    ├── UsageError               an argument or option is wrong
+    │   └── PromptError          the prompt is empty, or too long for the context
+    ├── CheckpointError          the source checkpoint is missing, damaged or not what it claims
+    │   └── UnsupportedModelError  a family, dtype or layout that no test proves yet
+    ├── StoreError               a store is missing, damaged, of another schema, or in use
+    ├── BudgetError              the memory asked for does not hold what must be resident
+    └── StorageError             the disk is full, or a read or write failed
+
+The command line prints the sentence and exits with code 2; anything outside this tree is our bug, with its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "CheckpointError",
+    "MoespeqError",
+    "PromptError",
+    "StorageError",
+    "StoreError",
+    "UnsupportedModelError",
+    "UsageError",
+]
+
+
+class MoespeqError(Exception):
+    """Base of all errors that are explained to the user in one sentence."""
+
+
+class UsageError(MoespeqError):
+    """An argument or option is wrong."""
+
+
+class PromptError(UsageError):
+    """The prompt is empty, or too long for the context."""
+
+
+class CheckpointError(MoespeqError):
+    """The source checkpoint is missing, damaged or not what it claims."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A model family, dtype or layout that no test proves yet."""
+
+
+class StoreError(MoespeqError):
+    """A store is missing, damaged, of another schema version, or in use."""
+
+
+class BudgetError(MoespeqError):
+    """The memory asked for does not hold what must be resident."""
+
+
+class StorageError(MoespeqError):
+    """The disk is full, or a read or write failed."""

@@ -1,0 +1,1 @@
+"""What the machine has: memory now; bandwidths and kernels are measured by later versions."""

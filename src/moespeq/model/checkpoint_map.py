@@ -1,0 +1,264 @@
+"""Which tensor of a checkpoint is which rows of which routed expert, as transformers itself would load it.
+
+The answer comes from transformers' own conversion mapping, interpreted on names and shapes instead of run on
+weights: a converter stacks per-expert tensors (MergeModulelist), joins gate and up (Concatenate) and may
+transpose. Nothing is guessed from names, and the result is checked: every row of every expert is covered
+exactly once. What the model class does not load (multi-token-prediction layers look like experts) is dense:
+kept, exported, never routed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
+from moespeq.model.loading import load_config
+from moespeq.model.supported import SUPPORTED_FAMILIES, check_family
+from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
+
+__all__ = ["SUPPORTED_FAMILIES", "CheckpointMap", "check_family", "map_checkpoint"]
+
+_MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"}
+_NO_CONVERTER = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMap:
+    """A checkpoint's routed experts.
+
+    `module_names` are the experts modules in layer order; `matrices` are (name, out, in), the same for every
+    expert; `dense` are the names of all tensors that are no piece of an expert.
+    """
+
+    model_type: str
+    module_names: tuple[str, ...]
+    matrices: tuple[tuple[str, int, int], ...]
+    num_experts: int
+    top_k: int
+    pieces: tuple[ExpertPiece, ...]
+    dense: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """One matrix of all experts of a layer: [E, out, in] in the model, or [E, in, out] when transposed."""
+
+    layer: int
+    matrix: str
+    num_experts: int
+    rows: int
+    cols: int
+    is_transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of the model's parameter."""
+        matrix = (self.cols, self.rows) if self.is_transposed else (self.rows, self.cols)
+        return (self.num_experts, *matrix)
+
+
+def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
+    """Find the routed experts of a checkpoint.
+
+    Raises UnsupportedModelError for a family, dtype or quantisation that moespeq does not take,
+    CheckpointError when the config or an expert is incomplete.
+    """
+    check_family(checkpoint.folder)
+    model = _build_empty(checkpoint.folder)
+    config = model.config
+    modules = _experts_modules(model)
+    if not modules:
+        raise UnsupportedModelError(f"This {config.model_type} model has no layer with routed experts to offload.")
+    parameters = _parameters(modules)
+    entries = {name: place.entry for name, place in checkpoint.tensors.items()}
+    pieces = _find_pieces(model, parameters, entries)
+    _check_dtypes(pieces, entries)
+    _check_coverage(pieces, parameters)
+    first = [parameter for parameter in parameters.values() if parameter.layer == 0]
+    return CheckpointMap(
+        model_type=config.model_type,
+        module_names=tuple(modules),
+        matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
+        num_experts=first[0].num_experts,
+        top_k=config.num_experts_per_tok,
+        pieces=pieces,
+        dense=tuple(sorted(entries.keys() - {piece.tensor for piece in pieces})),
+    )
+
+
+def _build_empty(folder: Path) -> PreTrainedModel:
+    """The model of a folder's config, without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(load_config(folder))
+    except MoespeqError:
+        raise
+    except Exception as error:  # Values that do not fit together fail anywhere inside the constructors.
+        raise CheckpointError(f"{folder / 'config.json'} describes no model that can be built: {error}") from error
+
+
+def _experts_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """Modules with 3-D up and down projections, in model order."""
+    found = {}
+    for name, module in model.named_modules():
+        own = {key for key, parameter in module.named_parameters(recurse=False) if parameter.ndim == 3}
+        if "down_proj" in own and own & {"gate_up_proj", "up_proj"}:
+            found[name] = module
+    return found
+
+
+def _parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, _Parameter]:
+    """Every experts parameter by its full name; all layers must have the same shapes."""
+    parameters: dict[str, _Parameter] = {}
+    shapes = set()
+    for layer, (name, module) in enumerate(modules.items()):
+        if not hasattr(module, "is_transposed"):
+            raise UnsupportedModelError(f"{type(module).__name__} does not use transformers' experts interface.")
+        for key in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+            num_experts, rows, cols = getattr(module, key).shape
+            if module.is_transposed:
+                rows, cols = cols, rows
+            parameters[f"{name}.{key}"] = _Parameter(
+                layer, _MATRIX_NAMES[key], num_experts, rows, cols, bool(module.is_transposed)
+            )
+            shapes.add((key, num_experts, rows, cols))
+    if len(shapes) != 2:
+        raise UnsupportedModelError(f"The experts' matrices have {len(shapes)} shapes; all layers must share two.")
+    return parameters
+
+
+def _find_pieces(
+    model: PreTrainedModel, parameters: Mapping[str, _Parameter], entries: Mapping[str, TensorEntry]
+) -> tuple[ExpertPiece, ...]:
+    """Walk the tensors as transformers' loader does, and interpret what it would do with each."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    state, prefix = model.state_dict(), model.base_model_prefix
+    collected: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in sorted(entries, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], prefix, state)
+        if target in parameters:
+            collected[target][pattern or _NO_CONVERTER].append(name)
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    pieces: list[ExpertPiece] = []
+    for target, sources in collected.items():
+        converter = by_pattern.get(next(iter(sources)))
+        expected = converter.source_patterns if converter else [_NO_CONVERTER]
+        if not sources.keys() <= set(expected):
+            raise CheckpointError(f"Both fused and single tensors claim to be {target}; remove one kind.")
+        ordered = [sources[pattern] for pattern in expected if pattern in sources]
+        pieces += _interpret(parameters[target], converter.operations if converter else [], ordered, entries)
+    return tuple(pieces)
+
+
+def _interpret(
+    parameter: _Parameter,
+    operations: Sequence[object],
+    sources: Sequence[Sequence[str]],
+    entries: Mapping[str, TensorEntry],
+) -> list[ExpertPiece]:
+    """The pieces of one parameter from the tensors of each source pattern, in the order of their rows."""
+    is_transposed = parameter.is_transposed
+    for operation in operations:
+        if isinstance(operation, Transpose) and {operation.dim0, operation.dim1} == {1, 2}:
+            is_kept = operation.check_dims and entries[sources[0][0]].shape == parameter.shape
+            is_transposed ^= not is_kept
+        elif not _only_places(operation, parameter.is_transposed):
+            raise UnsupportedModelError(f"No test proves the conversion {operation!r} of expert weights yet.")
+    pieces: list[ExpertPiece] = []
+    row_start = 0
+    for names in sources:
+        added = _pieces_of(parameter, names, entries, row_start, is_transposed)
+        row_start += added[0].num_rows
+        pieces += added
+    return pieces
+
+
+def _only_places(operation: object, is_transposed: bool) -> bool:
+    """Whether an operation stacks experts or joins rows, which moves no value inside an expert's matrix."""
+    if isinstance(operation, Concatenate):
+        return bool(operation.dim == (2 if is_transposed else 1))
+    return isinstance(operation, MergeModulelist) and operation.dim == 0
+
+
+def _pieces_of(
+    parameter: _Parameter,
+    names: Sequence[str],
+    entries: Mapping[str, TensorEntry],
+    row_start: int,
+    is_transposed: bool,
+) -> list[ExpertPiece]:
+    """The pieces of one source pattern: one tensor an expert, or one tensor for all experts."""
+    shape = entries[names[0]].shape
+    is_fused = len(shape) == 3
+    rows, cols = shape[-2:][::-1] if is_transposed else shape[-2:]
+    for name in names:
+        if entries[name].shape != shape or len(shape) not in (2, 3) or cols != parameter.cols:
+            raise CheckpointError(f"Tensor {name!r} has shape {list(entries[name].shape)}, which fits no expert.")
+    if is_fused and len(names) > 1:
+        raise CheckpointError(f"Both {names[0]!r} and {names[1]!r} claim to hold all experts; remove one.")
+    sources = [(names[0], index) for index in range(shape[0])] if is_fused else [(name, None) for name in names]
+    return [
+        ExpertPiece(
+            tensor=name,
+            layer=parameter.layer,
+            expert=expert,
+            matrix=parameter.matrix,
+            row_start=row_start,
+            num_rows=rows,
+            index=index,
+            is_transposed=is_transposed,
+        )
+        for expert, (name, index) in enumerate(sources)
+    ]
+
+
+def _check_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry]) -> None:
+    for piece in pieces:
+        dtype = entries[piece.tensor].dtype
+        if dtype != "BF16":
+            raise UnsupportedModelError(
+                f"Expert tensor {piece.tensor!r} is {dtype} and only bf16 experts are stored exactly; "
+                "convert the checkpoint with from_pretrained(..., dtype=torch.bfloat16).save_pretrained(...)."
+            )
+
+
+def _check_coverage(pieces: Sequence[ExpertPiece], parameters: Mapping[str, _Parameter]) -> None:
+    """Every row of every expert exactly once, and no expert that the model does not have."""
+    spans: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
+    for piece in pieces:
+        spans[piece.layer, piece.expert, piece.matrix].append((piece.row_start, piece.num_rows))
+    for name, parameter in parameters.items():
+        for expert in range(parameter.num_experts):
+            end = 0
+            for row_start, num_rows in sorted(spans.pop((parameter.layer, expert, parameter.matrix), [])):
+                end = end + num_rows if row_start == end else -1
+            if end != parameter.rows:
+                raise CheckpointError(
+                    f"The checkpoint does not hold expert {expert} of {name} exactly once; download it again."
+                )
+    if spans:
+        layer, expert, matrix = min(spans)
+        raise CheckpointError(
+            f"The checkpoint holds {matrix} of an expert {expert} in MoE layer {layer}, more than "
+            "config.json counts; check that they belong together."
+        )

@@ -1,0 +1,132 @@
+"""The experts function: transformers' forward calls it at every MoE layer, and it answers for draft or target.
+
+Shapes: T rows of a pass, K experts a row, H hidden.
+
+A module does not know its layer, so each is tagged after loading with its `ExpertsSite`. The site's mode decides:
+draft computes with the resident base and reports its routes; target acquires the exact records and computes with those.
+Rows past `live_rows` are padding: their routes are dropped, they move no bytes and their output is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from moespeq.errors import UsageError
+from moespeq.kernels import ExpertMath, combine, expert_products, group_by_expert
+from moespeq.model.weights import ExpertWeights
+from moespeq.residency import Residency
+
+__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "register", "tag"]
+
+IMPLEMENTATION = "moespeq"
+
+
+class Experts(Protocol):
+    """One way to compute the routed experts of a layer."""
+
+    def __call__(
+        self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden [T, H], routes and weights [T, K] -> [T, H]."""
+        ...
+
+
+@dataclass(slots=True)
+class ExpertsSwitch:
+    """Which experts the running pass uses; one object shared by all layers, set by the runner before each pass."""
+
+    active: Experts | None = None
+
+
+@dataclass(slots=True)
+class DraftExperts:
+    """The INT4 base of every expert, resident; routes go to `on_routes(layer, [[expert, ...] for each row])`."""
+
+    weights: ExpertWeights
+    on_routes: Callable[[int, list[list[int]]], None]
+
+    def __call__(
+        self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        self.on_routes(layer, routes.tolist())
+        products = hidden.new_empty(routes.shape[0] * routes.shape[1], hidden.shape[1])  # [T * K, H]
+        for expert, pairs in group_by_expert(routes).items():
+            matrices = self.weights.base(layer, expert, hidden.dtype)
+            rows = hidden[pairs // routes.shape[1]]
+            products[pairs] = expert_products(rows, matrices, math, expert, row_tile=None)
+        return combine(products.view(*routes.shape, -1), weights, hidden.dtype)
+
+
+@dataclass(slots=True)
+class TargetExperts:
+    """The exact bf16 experts, from whatever slot their record arrives in."""
+
+    weights: ExpertWeights
+    residency: Residency
+    on_routes: Callable[[int, list[list[int]]], None]
+    live_rows: int = 0
+    row_tile: int | None = None
+
+    def __call__(
+        self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        live, top_k = routes[: self.live_rows], routes.shape[1]
+        self.on_routes(layer, live.tolist())
+        pairs_of = group_by_expert(live)
+        products = hidden.new_zeros(routes.numel(), hidden.shape[1])  # [T * K, H]
+        for wave in self.residency.acquire(layer, list(pairs_of)):
+            for lease in wave:
+                expert = lease.key.expert
+                matrices = self.weights.exact(lease.key, lease.slot, hidden.dtype)
+                pairs = pairs_of[expert]
+                rows = hidden[pairs // top_k]
+                products[pairs] = expert_products(rows, matrices, math, expert, row_tile=self.row_tile)
+        return combine(products.view(*routes.shape, -1), weights, hidden.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSite:
+    """What a tagged module knows: its MoE layer, its arithmetic, and the switch."""
+
+    layer: int
+    math: ExpertMath
+    switch: ExpertsSwitch
+
+
+def _experts_function(
+    module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    site: ExpertsSite = module.moespeq_site  # type: ignore[assignment]
+    if site.switch.active is None:
+        raise UsageError(
+            "The experts are on the other side of the link: call generate, a bare forward cannot fetch them."
+        )
+    return site.switch.active(site.layer, site.math, hidden_states, top_k_index, top_k_weights)
+
+
+def register() -> None:
+    """Make the experts function known to transformers under IMPLEMENTATION; calling it again changes nothing."""
+    if IMPLEMENTATION not in ALL_EXPERTS_FUNCTIONS:
+        ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts_function)
+
+
+def tag(modules: Sequence[nn.Module], switch: ExpertsSwitch) -> None:
+    """Tell each experts module, in layer order, its layer and arithmetic."""
+    for layer, module in enumerate(modules):
+        module.moespeq_site = ExpertsSite(layer, _math_of(module), switch)  # type: ignore[assignment]
+
+
+def _math_of(module: nn.Module) -> ExpertMath:
+    activate = module._apply_gate if module.has_gate else module.act_fn
+    up_name = "gate_up_proj_bias" if module.has_gate else "up_proj_bias"
+    return ExpertMath(
+        activate=activate,  # type: ignore[arg-type]
+        up_bias=getattr(module, up_name) if module.has_bias else None,
+        down_bias=module.down_proj_bias if module.has_bias else None,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,83 @@
+"""One key/value cache for draft and target: full-length static storage, cut back by moving a number.
+
+Shapes: C context length, R row bucket, T rows of a pass, B length bucket, D whatever a layer stores last.
+
+A pass writes its T rows at the places `KVCursor.places` names and attends over the first B positions. Nothing is ever
+erased: a row is live when its position is below the live end, which the loop owns, and masks hide the rest. R rows are
+allocated past the context because padded rows of a verify pass are written too. Storage starts as zeros, so a masked
+value is finite and its weight of exactly zero removes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = ["KVCursor", "SharedCache"]
+
+
+class KVCursor:
+    """Where the running pass writes and how far it looks; shared by all layers, set once a pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.places = torch.zeros(0, dtype=torch.long, device=device)  # [T]
+        self.bucket = 0
+
+    def move(self, start: int, num_rows: int, bucket: int) -> None:
+        """The next pass writes rows start..start+num_rows-1 and attends over `bucket` positions."""
+        self.places = torch.arange(start, start + num_rows, device=self.places.device)
+        self.bucket = bucket
+
+
+class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Full-length storage of one layer, sliding windows included: the mask applies the window."""
+
+    is_compileable = True
+    is_croppable = False
+
+    def __init__(self, length: int, cursor: KVCursor) -> None:
+        super().__init__()
+        self._length = length
+        self._cursor = cursor
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        def storage(like: torch.Tensor) -> torch.Tensor:
+            return like.new_zeros(like.shape[0], like.shape[1], self._length, like.shape[3])
+
+        self.keys, self.values = storage(key_states), storage(value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, heads, T, D] at the cursor's places; returns views of the first B positions."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self._cursor.places, key_states)
+        self.values.index_copy_(2, self._cursor.places, value_states)
+        bucket = self._cursor.bucket
+        return self.keys[:, :, :bucket], self.values[:, :, :bucket]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cursor.bucket, 0
+
+    def get_seq_length(self) -> int:
+        return int(self._cursor.places[0]) if self._cursor.places.numel() else 0
+
+    def get_max_length(self) -> int:
+        return self._length
+
+
+class SharedCache(Cache):  # type: ignore[misc]
+    """A transformers cache of `num_layers` static layers that share one cursor."""
+
+    def __init__(self, num_layers: int, length: int, device: torch.device) -> None:
+        self.cursor = KVCursor(device)
+        super().__init__(layers=[_StaticKVLayer(length, self.cursor) for _ in range(num_layers)])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes taken so far; storage of a layer is allocated at its first write."""
+        return sum(t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values))

@@ -1,0 +1,113 @@
+"""A transformers model with everything but its routed experts, and its description for planning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from moespeq.errors import CheckpointError, StoreError
+from moespeq.model import experts, quantizer
+from moespeq.types import ModelShape
+
+__all__ = ["describe", "load_config", "load_generation_config", "load_without_experts"]
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The model's configuration, without a `quantization_config`: it would win over our own quantizer."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} is not a model configuration: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    return config
+
+
+def load_generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    """`generation_config.json` where there is one, else what the model's configuration implies."""
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(config)
+
+
+def load_without_experts(
+    config: PreTrainedConfig, dense: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16
+) -> PreTrainedModel:
+    """The model of `config` with `dense` (source names) as its weights; its experts modules hold no matrices.
+
+    Raises StoreError when a weight of the model is in neither the dense tensors nor the experts.
+    """
+    quantizer.register()
+    experts.register()
+    with torch.device("meta"):
+        model_class = type(AutoModelForCausalLM.from_config(config))
+    with _quiet():
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(dense),
+            dtype=dtype,
+            quantization_config=quantizer.ExpertsElsewhereConfig(),
+            experts_implementation=experts.IMPLEMENTATION,
+            output_loading_info=True,
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise StoreError(
+            f"The store lacks {len(missing)} weights of the model, first '{missing[0]}'; prepare it again."
+        )
+    model.eval()
+    return model.requires_grad_(False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar, and no report of tensors that the class ignores: what is missing we check ourselves."""
+    had_bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+def describe(
+    config: PreTrainedConfig,
+    *,
+    num_moe_layers: int,
+    num_experts: int,
+    top_k: int,
+    matrices: list[tuple[str, int, int]],
+) -> ModelShape:
+    """What `plan` needs to know of a model."""
+    text = config.get_text_config()
+    return ModelShape(
+        model_type=config.model_type,
+        num_layers=text.num_hidden_layers,
+        num_moe_layers=num_moe_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        max_context_tok=text.max_position_embeddings,
+        matrices=tuple(matrices),
+        kv_bytes_per_tok=_kv_bytes_per_tok(text),
+    )
+
+
+def _kv_bytes_per_tok(config: PreTrainedConfig) -> int:
+    """bf16 bytes of keys and values per token over all layers; latent attention caches its latents only."""
+    latent = getattr(config, "kv_lora_rank", None)
+    if latent:
+        return int(2 * config.num_hidden_layers * (latent + config.qk_rope_head_dim))
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * 2 * config.num_hidden_layers * heads * head_dim)

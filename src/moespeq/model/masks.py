@@ -1,0 +1,75 @@
+"""Additive attention masks for passes over a static cache, and the length bucket a position belongs to.
+
+Shapes: T rows of a pass, B length bucket.
+
+The bucket is a function of position only, so a token is computed over the same length whatever round it falls into; a
+round is cut before the bucket would change. Where a model switches its rotary embedding at a length (long-rope), that
+length is a bucket edge too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["LengthBuckets", "MaskBuilder"]
+
+_SMALLEST_BUCKET = 256
+
+
+class LengthBuckets:
+    """Edges 256, 512, 1024, ... up to the context, and any length at which the model itself changes."""
+
+    def __init__(self, context_tok: int, switch_lengths: Sequence[int] = ()) -> None:
+        edges = {context_tok, *(length for length in switch_lengths if 0 < length < context_tok)}
+        length = _SMALLEST_BUCKET
+        while length < context_tok:
+            edges.add(length)
+            length *= 2
+        self._edges = sorted(edges)
+
+    def above(self, position: int) -> int:
+        """The smallest edge above `position`."""
+        for edge in self._edges:
+            if edge > position:
+                return edge
+        raise AssertionError(f"position {position} lies past the context of {self._edges[-1]}")
+
+
+class MaskBuilder:
+    """Ready masks in the form a model's forward takes: one tensor, or one for each attention type."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._window: int | None = getattr(config, "sliding_window", None) or None
+        layer_types: Sequence[str] = getattr(config, "layer_types", None) or ()
+        self._takes_mapping = config.model_type in _MAPPING_MODELS
+        self._is_sliding = self._window is not None and not layer_types and config.model_type in _SLIDING_MODELS
+        self._columns = torch.zeros(0, dtype=torch.long, device=device)
+
+    def build(self, positions: torch.Tensor, bucket: int) -> torch.Tensor | Mapping[str, torch.Tensor]:
+        """`positions` [T] is the last position each row may see; the mask is [1, 1, T, B] in the model's dtype."""
+        if self._takes_mapping:
+            window = self._window if self._window is not None else bucket
+            return {
+                "full_attention": self._mask(positions, bucket, None),
+                "sliding_attention": self._mask(positions, bucket, window),
+            }
+        return self._mask(positions, bucket, self._window if self._is_sliding else None)
+
+    def _mask(self, positions: torch.Tensor, bucket: int, window: int | None) -> torch.Tensor:
+        if self._columns.numel() != bucket:
+            self._columns = torch.arange(bucket, device=self._device)
+        rows = positions[:, None]
+        hidden = self._columns > rows  # [T, B]
+        if window is not None:
+            hidden |= self._columns <= rows - window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, torch.finfo(self._dtype).min)[None, None]
+
+
+# Which form the forward takes is written in each model's code, not in its configuration.
+_MAPPING_MODELS = frozenset({"qwen2_moe", "gpt_oss"})
+_SLIDING_MODELS = frozenset({"mixtral", "qwen3_moe", "phimoe"})

@@ -1,0 +1,65 @@
+"""Which checkpoints moespeq takes, judged by `config.json` alone: before anything large is read or
+downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moespeq.errors import CheckpointError, UnsupportedModelError
+
+__all__ = ["SUPPORTED_FAMILIES", "check_family"]
+
+SUPPORTED_FAMILIES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "phimoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+)
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def check_family(folder: Path) -> None:
+    """Raise UnsupportedModelError for a family or quantisation not taken, CheckpointError for no config."""
+    config = _read_config(folder / "config.json")
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise CheckpointError(f"{folder / 'config.json'} names no model_type; download it again.")
+    if family not in SUPPORTED_FAMILIES:
+        raise UnsupportedModelError(
+            f"{_why_not(family, config)}; the supported families are {', '.join(SUPPORTED_FAMILIES)}."
+        )
+    quantization = config.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedModelError(
+            f"This {family} checkpoint is quantised ({method}) and moespeq makes its own base from exact "
+            "weights; use the bf16 checkpoint of the same model instead."
+        )
+
+
+def _why_not(family: str, config: Mapping[str, Any]) -> str:
+    if "auto_map" in config:
+        return f"Model type {family!r} runs code from its checkpoint, which moespeq never executes"
+    if any(config.get(name) for name in _EXPERT_COUNTS) or "text_config" in config:
+        return f"No test proves model type {family!r} yet"
+    return f"Model type {family!r} is dense: it has no routed experts to offload"
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; give the folder of a complete checkpoint.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); download it again.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is not a JSON object; download it again.")
+    return config

@@ -1,0 +1,50 @@
+"""The checkpoint's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from moespeq.errors import CheckpointError, UsageError
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """Text to tokens and back; a thin face over transformers' tokenizer, so that nothing else knows it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer | None:
+        """The tokenizer in `folder`, None where there is none. Raises CheckpointError when it is damaged."""
+        if not any(
+            (folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+        ):
+            return None
+        try:
+            return cls(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a plain prompt, with the special tokens the model was trained with."""
+        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise UsageError("This model has no chat template; use a plain prompt instead.")
+        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        """Text of `ids`, spaces untouched."""
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text

@@ -1,0 +1,68 @@
+"""The four ways policy meets the world. `residency` knows these protocols and nothing behind them, so that the same
+policy runs on CUDA, on CPU threads and on a virtual clock.
+
+Ordering contract of a Mover: the engine thread owns all policy state. A mover may run threads or streams of its own,
+but it hands results back only through `poll` and `wait`, which the engine thread calls; a record is readable by
+kernels launched after its Completion was returned, and never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from moespeq.types import Completion, ExpertKey, Fetch, StepReport
+
+__all__ = ["Clock", "Mover", "RecordSource", "Recorder"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Monotonic time in seconds."""
+
+    def now_s(self) -> float: ...
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Where records come from (disk, or a host cache in front of it). Safe to call from several threads."""
+
+    def num_bytes(self, key: ExpertKey) -> int:
+        """Exact length of the record that `read_into` would write."""
+        ...
+
+    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+        """Fill the first `num_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError, naming the file."""
+        ...
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """Copies records into slots. Never called for a slot that holds a pinned record."""
+
+    def submit(self, fetch: Fetch) -> None:
+        """Start a copy. From here the record is in flight; the slot is the mover's until its completion is returned."""
+        ...
+
+    def poll(self) -> Sequence[Completion]:
+        """Completions since the last call, in order of arrival; never blocks."""
+        ...
+
+    def wait(self) -> Sequence[Completion]:
+        """Block until at least one submitted fetch ends; empty only when nothing is in flight."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is in flight, then release threads and files. Calling it twice is allowed."""
+        ...
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Receives what happened; must be cheap and must not raise."""
+
+    def round(self, report: StepReport) -> None: ...
+
+    def routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
+        """True routes of one layer of a verify pass: `rows[r]` holds the K expert ids of live row r."""
+        ...

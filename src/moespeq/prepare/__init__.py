@@ -1,0 +1,23 @@
+"""Checkpoint to store, store to checkpoint, and the proof that they are the same."""
+
+from __future__ import annotations
+
+from moespeq.prepare.export import export_checkpoint
+from moespeq.prepare.prepare import prepare_cached, prepare_store
+from moespeq.prepare.progress import ProgressSink
+from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
+from moespeq.prepare.verify import VerifyReport, verify_store
+
+__all__ = [
+    "ProgressSink",
+    "VerifyReport",
+    "cache_folder_for",
+    "default_output",
+    "export_checkpoint",
+    "is_store",
+    "name_of",
+    "prepare_cached",
+    "prepare_store",
+    "resolve_source",
+    "verify_store",
+]

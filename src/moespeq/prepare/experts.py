@@ -1,0 +1,87 @@
+"""Experts out of source tensors, and source tensors out of experts: two directions of one table of pieces.
+
+Shapes: a canonical matrix is bf16 [out, in]; a piece is some of its rows, as they lie in a source tensor. A
+call holds one expert in memory, never more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from moespeq.nested import (
+    BaseFormat,
+    Layout,
+    decode_record,
+    encode_base,
+    encode_record,
+    pack_base,
+    split_base,
+)
+from moespeq.store import Checkpoint, ExpertPiece, Store
+from moespeq.types import ExpertKey
+
+__all__ = ["BF16_BYTES", "ExpertReader", "decode_expert", "encode_expert", "piece_bytes", "view_of"]
+
+BF16_BYTES = 2
+Matrices = Sequence[tuple[str, int, int]]
+
+
+class ExpertReader:
+    """Reads any expert's canonical matrices from a checkpoint's files. Safe to use from several threads."""
+
+    def __init__(self, checkpoint: Checkpoint, pieces: Iterable[ExpertPiece], matrices: Matrices) -> None:
+        self._checkpoint, self._matrices = checkpoint, matrices
+        by_matrix: dict[tuple[ExpertKey, str], list[ExpertPiece]] = defaultdict(list)
+        for piece in sorted(pieces, key=lambda piece: piece.row_start):
+            by_matrix[ExpertKey(piece.layer, piece.expert), piece.matrix].append(piece)
+        self._pieces = dict(by_matrix)
+
+    def read(self, key: ExpertKey) -> list[Tensor]:
+        """The matrices of one expert, bf16 [out, in] each, contiguous and in record order."""
+        return [self._read_matrix(self._pieces[key, name], rows, cols) for name, rows, cols in self._matrices]
+
+    def _read_matrix(self, pieces: Sequence[ExpertPiece], rows: int, cols: int) -> Tensor:
+        parts = [self._read_piece(piece, cols) for piece in pieces]
+        matrix = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        assert matrix.shape == (rows, cols), (matrix.shape, rows, cols)
+        return matrix
+
+    def _read_piece(self, piece: ExpertPiece, cols: int) -> Tensor:
+        file, entry = self._checkpoint.tensors[piece.tensor]
+        num_bytes = piece.num_rows * cols * BF16_BYTES
+        offset = entry.offset + (piece.index or 0) * num_bytes
+        values = torch.from_numpy(self._checkpoint.files[file].read(offset, num_bytes)).view(torch.bfloat16)
+        return values.view(cols, piece.num_rows).T if piece.is_transposed else values.view(piece.num_rows, cols)
+
+
+def encode_expert(matrices: Sequence[Tensor], fmt: BaseFormat, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The base record and the expert record of one expert, uint8 [n] each."""
+    bases = [encode_base(matrix, fmt) for matrix in matrices]
+    return pack_base(bases), encode_record(matrices, bases, fmt, layout)
+
+
+def decode_expert(store: Store, key: ExpertKey) -> list[Tensor]:
+    """The canonical matrices of one expert of a store; both of its records are checked. Raises StoreError."""
+    base = torch.empty(store.base_bytes(key), dtype=torch.uint8)
+    record = torch.empty(store.record_bytes(key), dtype=torch.uint8)
+    store.read_base_into(key, view_of(base), verify=True)
+    store.read_record_into(key, view_of(record), verify=True)
+    shapes, fmt = store.manifest.shapes, store.manifest.base_format
+    return decode_record(record, split_base(base, shapes, fmt), shapes, fmt, store.layout(key))
+
+
+def piece_bytes(matrix: Tensor, piece: ExpertPiece) -> memoryview:
+    """The bytes of `piece` as they lie in its source tensor, cut from the canonical matrix that holds it."""
+    rows = matrix[piece.row_start : piece.row_start + piece.num_rows]
+    source = (rows.T if piece.is_transposed else rows).contiguous()
+    return view_of(source.view(torch.uint8).view(-1))
+
+
+def view_of(values: Tensor) -> memoryview:
+    """The bytes of a contiguous uint8 tensor, without a copy."""
+    view: memoryview = values.numpy().data
+    return view

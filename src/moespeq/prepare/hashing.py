@@ -1,0 +1,50 @@
+"""SHA-256 of files; those of the source are computed by a thread beside the encoding, for export to compare
+with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from moespeq.errors import CheckpointError
+
+__all__ = ["CHUNK_BYTES", "SourceHasher", "sha256_of"]
+
+CHUNK_BYTES = 8 << 20
+
+
+class SourceHasher:
+    """Hashes files one after the other from the moment it is made. Leaving the context stops it."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="source-hash")
+        self._digests = [self._pool.submit(sha256_of, path, self._stop) for path in paths]
+
+    def wait(self) -> list[str]:
+        """The digests in hexadecimal, in the order of the paths. Raises CheckpointError when a read fails."""
+        try:
+            return [digest.result() for digest in self._digests]
+        except OSError as error:
+            raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); check the disk.") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def sha256_of(path: Path, stop: threading.Event | None = None) -> str:
+    """Digest of a file in hexadecimal; meaningless when `stop` was set meanwhile."""
+    digest = hashlib.sha256()
+    with path.open("rb", 0) as file:
+        while (chunk := file.read(CHUNK_BYTES)) and not (stop and stop.is_set()):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,215 @@
+"""Checkpoint to store, in one streaming pass.
+
+Order: dense tensors, then experts layer by layer, then the small files, the manifest, the rename. A few
+experts are in memory at a time; what is done survives a kill and is not done again. A layer whose residuals
+would be larger than 12 bits a weight is written again as plain records: then plain is the better record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from moespeq import __version__
+from moespeq.errors import CheckpointError, UsageError
+from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
+from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
+from moespeq.prepare.experts import BF16_BYTES, ExpertReader, encode_expert, view_of
+from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
+from moespeq.prepare.progress import Meter, ProgressSink
+from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
+from moespeq.prepare.workers import ExpertWorkers
+from moespeq.store import (
+    Checkpoint,
+    Manifest,
+    SafetensorsFile,
+    SourceFile,
+    StoreWriter,
+    TensorEntry,
+    open_checkpoint,
+)
+from moespeq.store.checkpoint import INDEX_NAME
+from moespeq.store.pieces import pack_pieces
+from moespeq.store.safetensors_file import build_header
+from moespeq.types import ExpertKey
+
+__all__ = ["prepare_cached", "prepare_store"]
+
+MAX_RESIDUAL_BITS = 12.0
+COMMIT_BYTES = 256 << 20
+# Measured on four trained models and rounded up; only the check of free space uses them.
+_EXPECTED_BITS = {Layout.FIXED: 9.0, Layout.CODE_WIDTH: 8.0, Layout.PLAIN: 16.0}
+
+
+def prepare_store(
+    source: Path | str,
+    out: Path | None = None,
+    *,
+    layout: Layout = Layout.FIXED,
+    fmt: BaseFormat = DEFAULT_FORMAT,
+    progress: ProgressSink | None = None,
+) -> Path:
+    """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
+
+    Goes on where an interrupted run for the same checkpoint and options stopped. Raises CheckpointError,
+    UnsupportedModelError, StoreError (it exists, or another process prepares it) or StorageError (no space).
+    """
+    folder = resolve_source(source)
+    out = out if out is not None else default_output(source)
+    if out.resolve() == folder.resolve():
+        raise UsageError(f"{out} is the checkpoint itself; choose another output.")
+    checkpoint = open_checkpoint(folder)
+    mapped = map_checkpoint(checkpoint)
+    identity = {
+        "moespeq": __version__,
+        "checkpoint": checkpoint.fingerprint(),
+        "base_format": fmt.to_json(),
+        "layout": layout.value,
+    }
+    needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layout)
+    with (
+        StoreWriter(out, identity, needed_bytes=needed_bytes) as writer,
+        SourceHasher([file.path for file in checkpoint.files]) as hasher,
+    ):
+        job = _Preparation(checkpoint, mapped, fmt, layout, writer, Meter(progress, checkpoint.size_bytes))
+        job.write_dense()
+        job.write_experts()
+        writer.finish(job.write_rest(name_of(source), hasher))
+    return out
+
+
+def prepare_cached(
+    source: Path | str,
+    *,
+    layout: Layout = Layout.FIXED,
+    fmt: BaseFormat = DEFAULT_FORMAT,
+    progress: ProgressSink | None = None,
+) -> Path:
+    """The store of `source`: itself when it is one, else the cached one, prepared now if need be."""
+    folder = resolve_source(source)
+    if is_store(folder):
+        return folder
+    out = cache_folder_for(folder, name=name_of(source), layout=layout, fmt=fmt)
+    return out if is_store(out) else prepare_store(source, out, layout=layout, fmt=fmt, progress=progress)
+
+
+class _Preparation:
+    """One run: what is read, how it is encoded, and where it goes."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        mapped: CheckpointMap,
+        fmt: BaseFormat,
+        layout: Layout,
+        writer: StoreWriter,
+        meter: Meter,
+    ) -> None:
+        self._checkpoint, self._mapped, self._fmt, self._layout = checkpoint, mapped, fmt, layout
+        self._writer, self._meter = writer, meter
+        self._num_layers, self._num_experts = len(mapped.module_names), mapped.num_experts
+        self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices)
+        self._expert_bytes = BF16_BYTES * sum(rows * cols for _, rows, cols in mapped.matrices)
+
+    def write_dense(self) -> None:
+        """One file below dense/ for each source file that has other tensors than experts."""
+        dense = set(self._mapped.dense)
+        for file in self._checkpoint.files:
+            entries = [entry for entry in file.entries if entry.name in dense]
+            if entries:
+                self._writer.write_dense(file.path.name, _tensor_chunks(file, entries))
+            self._meter.add(len(file.header) + sum(entry.num_bytes for entry in entries), "dense weights")
+
+    def write_experts(self) -> None:
+        """Every layer's base and expert records, from the first record that is not there yet."""
+        self._meter.add(self._writer.num_records * self._expert_bytes, "experts")
+        with ExpertWorkers() as workers:
+            for layer in range(self._writer.num_records // self._num_experts, self._num_layers):
+                layout = self._writer.durable.layouts.get(layer, self._layout)
+                self._append_layer(workers, layer, layout)
+                if layout is not Layout.PLAIN and self._mean_residual_bits(layer) > MAX_RESIDUAL_BITS:
+                    layout = Layout.PLAIN
+                    self._writer.restart_layer(layer, layout, self._num_experts)
+                    self._meter.add(-self._num_experts * self._expert_bytes, "experts")
+                    self._append_layer(workers, layer, layout)
+                self._writer.commit(layer, layout)
+
+    def write_rest(self, name: str, hasher: SourceHasher) -> Manifest:
+        """Tables and small files; returns the manifest that describes everything."""
+        writer, mapped, files = self._writer, self._mapped, self._checkpoint.files
+        base_file_bytes, experts_file_bytes = writer.pad_record_files()
+        matrix_names = [matrix for matrix, _, _ in mapped.matrices]
+        pieces = pack_pieces(mapped.pieces, [file.entries for file in files], matrix_names)
+        writer.write_file("pieces.bin", [memoryview(pieces)])
+        kept = [writer.write_file(f"headers/{file.path.name}", [memoryview(file.header)]) for file in files]
+        index = self._checkpoint.folder / INDEX_NAME
+        if index.is_file():
+            kept.append(writer.write_file(f"headers/{INDEX_NAME}", _file_chunks(index)))
+        for path in self._checkpoint.kept_files():
+            kept.append(writer.write_file(f"model/{path.name}", _file_chunks(path)))
+        self._meter.add(0, "source checksums")
+        digests = hasher.wait()
+        return Manifest(
+            moespeq=__version__,
+            name=name,
+            model_type=mapped.model_type,
+            num_experts=mapped.num_experts,
+            top_k=mapped.top_k,
+            module_names=mapped.module_names,
+            matrices=mapped.matrices,
+            base_format=self._fmt,
+            layouts=tuple(writer.durable.layouts[layer] for layer in range(self._num_layers)),
+            source=tuple(
+                SourceFile(file.path.name, file.size_bytes, len(file.header), digest)
+                for file, digest in zip(files, digests, strict=True)
+            ),
+            files=(*writer.durable.dense.values(), *kept),
+            base_file_bytes=base_file_bytes,
+            experts_file_bytes=experts_file_bytes,
+            records=writer.table("records.bin"),
+            pieces=writer.table("pieces.bin"),
+        )
+
+    def _append_layer(self, workers: ExpertWorkers, layer: int, layout: Layout) -> None:
+        """Append a layer's missing records; the last ones are left for the caller to judge and commit."""
+        first = self._writer.num_records - layer * self._num_experts
+        keys = [ExpertKey(layer, expert) for expert in range(first, self._num_experts)]
+        uncommitted_bytes = 0
+        for base, record in workers.in_order(
+            lambda key: encode_expert(self._reader.read(key), self._fmt, layout), keys
+        ):
+            if uncommitted_bytes >= COMMIT_BYTES:
+                self._writer.commit(layer, layout)
+                uncommitted_bytes = 0
+            self._writer.append(view_of(base), view_of(record))
+            uncommitted_bytes += self._expert_bytes
+            self._meter.add(self._expert_bytes, f"layer {layer + 1} of {self._num_layers}")
+
+    def _mean_residual_bits(self, layer: int) -> float:
+        rows = self._writer.rows(layer * self._num_experts, (layer + 1) * self._num_experts)
+        shapes = [(rows, cols) for _, rows, cols in self._mapped.matrices]
+        return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
+
+
+def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layout: Layout) -> int:
+    shapes = [(rows, cols) for _, rows, cols in mapped.matrices]
+    weights = sum(rows * cols for rows, cols in shapes)
+    num_experts = len(mapped.module_names) * mapped.num_experts
+    dense_bytes = checkpoint.size_bytes - BF16_BYTES * weights * num_experts
+    return dense_bytes + num_experts * (base_record_bytes(shapes, fmt) + int(weights * _EXPECTED_BITS[layout] / 8))
+
+
+def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:
+    """A safetensors file of `entries` only."""
+    yield memoryview(build_header(entries))
+    for entry in entries:
+        yield from file.chunks(entry, CHUNK_BYTES)
+
+
+def _file_chunks(path: Path) -> Iterator[memoryview]:
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield memoryview(chunk)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download it again.") from error

@@ -1,0 +1,94 @@
+"""Where a checkpoint comes from and where its store goes: local folders, the hub, and the cache.
+
+A hub id is refused by its `config.json` before any weights are downloaded. HF_HOME, HF_TOKEN and
+HF_HUB_OFFLINE mean what they mean to huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from moespeq.errors import CheckpointError
+from moespeq.model.supported import check_family
+from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
+from moespeq.store import MANIFEST_NAME, open_checkpoint
+from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
+
+__all__ = ["cache_folder_for", "default_output", "is_store", "name_of", "resolve_source"]
+
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*", "*.tiktoken")
+
+
+def resolve_source(source: Path | str) -> Path:
+    """The folder of a checkpoint; a hub id is downloaded first. Raises CheckpointError."""
+    folder = Path(source)
+    if folder.exists():
+        return folder
+    if isinstance(source, Path) or source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise CheckpointError(f"{source} does not exist; give a checkpoint folder or a hub id such as org/name.")
+    small = _download(source, ["config.json", INDEX_NAME])
+    check_family(small)
+    index = small / INDEX_NAME
+    weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_NAME]
+    return _download(source, [*weights, *_SMALL_FILES])
+
+
+def name_of(source: Path | str) -> str:
+    """What a person calls the checkpoint: a hub id as it is, a folder by its last part."""
+    folder = Path(source)
+    return folder.resolve().name if folder.exists() else str(source)
+
+
+def default_output(source: Path | str) -> Path:
+    """`NAME.moespeq` in the current folder."""
+    return Path(f"{_last_part(name_of(source))}.moespeq")
+
+
+def is_store(path: Path) -> bool:
+    """Whether `path` is a finished store."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def cache_folder_for(
+    checkpoint: Path,
+    name: str | None = None,
+    *,
+    layout: Layout = Layout.FIXED,
+    fmt: BaseFormat = DEFAULT_FORMAT,
+) -> Path:
+    """Where a checkpoint folder run for the first time is prepared.
+
+    `MOESPEQ_CACHE`, or `moespeq` in the user's cache folder, then NAME-HASH. The hash is the
+    checkpoint's fingerprint and the options, so that a changed checkpoint gets a store of its own.
+    """
+    options = json.dumps([fmt.to_json(), layout.value])
+    digest = hashlib.sha256((open_checkpoint(checkpoint).fingerprint() + options).encode()).hexdigest()
+    return _cache_root() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
+
+
+def _cache_root() -> Path:
+    if own := os.environ.get("MOESPEQ_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "moespeq"
+
+
+def _last_part(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
+def _download(hub_id: str, patterns: Sequence[str]) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+    except (OSError, HFValidationError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{hub_id} is no local folder and was not downloaded ({reason}); check its name and HF_TOKEN."
+        ) from error

@@ -1,0 +1,16 @@
+"""What a policy would have cost: recorded routes on a virtual clock."""
+
+from moespeq.replay.bound import belady_misses
+from moespeq.replay.driver import ReplayResult, RoundTrace, Trace, replay
+from moespeq.replay.virtual import LinkModel, VirtualClock, VirtualMover
+
+__all__ = [
+    "LinkModel",
+    "ReplayResult",
+    "RoundTrace",
+    "Trace",
+    "VirtualClock",
+    "VirtualMover",
+    "belady_misses",
+    "replay",
+]

@@ -1,0 +1,19 @@
+"""Which experts are on the device, and what to move next: pure policy, no torch, no threads, no I/O."""
+
+from moespeq.residency.counters import ResidencyCounters
+from moespeq.residency.governor import AmortizingDepth, FixedDepth, Governor, GovernorOptions
+from moespeq.residency.manager import Residency
+from moespeq.residency.passes import Eviction, Lease, PassKind, ResidencyOptions
+
+__all__ = [
+    "AmortizingDepth",
+    "Eviction",
+    "FixedDepth",
+    "Governor",
+    "GovernorOptions",
+    "Lease",
+    "PassKind",
+    "Residency",
+    "ResidencyCounters",
+    "ResidencyOptions",
+]

@@ -1,0 +1,145 @@
+"""A checkpoint folder: which safetensors files belong to it, and where every tensor lies.
+
+Owns the choice of files (one `model.safetensors`, or what `model.safetensors.index.json` names) and knows no
+model. The index is untrusted like the headers: a name in it must be a plain file name inside the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from moespeq.errors import CheckpointError
+from moespeq.store.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, TensorEntry
+
+__all__ = [
+    "INDEX_NAME",
+    "SINGLE_NAME",
+    "Checkpoint",
+    "Place",
+    "is_plain_name",
+    "open_checkpoint",
+    "read_index",
+]
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+_NUM_SAMPLES, _SAMPLE_BYTES = 32, 256
+# Weights in other formats, or other safetensors than the model's: neither source nor a small file to keep.
+_WEIGHT_SUFFIXES = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz", ".tflite")
+)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: the position of its file in `Checkpoint.files`, and its entry there."""
+
+    file: int
+    entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose headers were all checked; `files` are in order of name."""
+
+    folder: Path
+    files: tuple[SafetensorsFile, ...]
+    tensors: Mapping[str, Place]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all weight files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def fingerprint(self) -> str:
+        """A hash that no other checkpoint has, without reading all of it. Raises CheckpointError, StorageError.
+
+        Fine-tunes of one model have equal names, sizes and headers: so it covers times and data samples too.
+        """
+        digest = hashlib.sha256()
+        for file in self.files:
+            modified_ns = file.path.stat().st_mtime_ns
+            digest.update(f"{file.path.name}\0{file.size_bytes}\0{modified_ns}\0".encode())
+            digest.update(hashlib.sha256(file.header).digest())
+            for sample in range(_NUM_SAMPLES):
+                offset = file.size_bytes * sample // _NUM_SAMPLES
+                digest.update(file.read(offset, min(_SAMPLE_BYTES, file.size_bytes - offset)).data)
+        return digest.hexdigest()
+
+    def kept_files(self) -> tuple[Path, ...]:
+        """Every other top-level file that is not weights: config, tokenizer, template, licence; by name."""
+        return tuple(
+            path
+            for path in sorted(self.folder.iterdir())
+            if path.is_file()
+            and is_plain_name(path.name)
+            and path.suffix not in _WEIGHT_SUFFIXES
+            and path.name != INDEX_NAME
+        )
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Check and index the safetensors files of `folder`. Raises CheckpointError, naming the bad file."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give a checkpoint folder or a hub id such as org/name.")
+    index_path = folder / INDEX_NAME
+    weight_map: Mapping[str, str] = {}
+    if (folder / SINGLE_NAME).is_file():
+        names = [SINGLE_NAME]
+    elif index_path.is_file():
+        weight_map = read_index(index_path)
+        names = sorted(set(weight_map.values()))
+    else:
+        raise CheckpointError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; only safetensors are read.")
+    files = tuple(_open_shard(folder / name) for name in names)
+    tensors = _index_tensors(files)
+    for tensor, name in weight_map.items():
+        if tensor not in tensors or files[tensors[tensor].file].path.name != name:
+            raise CheckpointError(f"{index_path} puts {tensor!r} into {name}, which lacks it; download both again.")
+    return Checkpoint(folder, files, tensors)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The weight map of a sharded checkpoint: tensor name to file name. Raises CheckpointError."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path} has {size_bytes} bytes, more than any index; download it again.")
+        fields = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download it again.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error
+    weight_map = fields.get("weight_map") if isinstance(fields, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map; download it again.")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{path} names {name!r}, no safetensors file of its folder; do not trust it.")
+    return weight_map
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` is one file name: no folder, no parent, nothing a terminal would interpret."""
+    return name.isprintable() and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+
+
+def _open_shard(path: Path) -> SafetensorsFile:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing from the checkpoint; download it again.")
+    return SafetensorsFile.open(path)
+
+
+def _index_tensors(files: tuple[SafetensorsFile, ...]) -> dict[str, Place]:
+    tensors: dict[str, Place] = {}
+    for position, file in enumerate(files):
+        for entry in file.entries:
+            if entry.name in tensors:
+                first = files[tensors[entry.name].file].path
+                raise CheckpointError(f"Tensor {entry.name!r} is in both {first} and {file.path.name}; remove one.")
+            tensors[entry.name] = Place(position, entry)
+    return tensors

@@ -1,0 +1,112 @@
+"""The journal of an unfinished store: what is safely on disk, so that a killed preparation goes on where it
+stopped.
+
+One JSON object a line. The first line says which checkpoint and options the store is built from; every other
+line is a completed unit, appended and flushed only after the unit's own bytes were. A line torn by a crash is
+the last one and is dropped: its unit is done again. What the data files hold beyond the journal is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moespeq.nested import Layout
+from moespeq.store.manifest import StoredFile
+
+__all__ = ["Durable", "Journal"]
+
+
+@dataclass(slots=True)
+class Durable:
+    """What is on disk: dense files by path, records by count (in key order), and where their files end.
+
+    `layouts` holds the layout of every layer that was begun.
+    """
+
+    dense: dict[str, StoredFile] = field(default_factory=dict)
+    num_records: int = 0
+    base_end: int = 0
+    experts_end: int = 0
+    layouts: dict[int, Layout] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that need not be written again."""
+        return self.base_end + self.experts_end + sum(file.size_bytes for file in self.dense.values())
+
+    def apply(self, unit: Mapping[str, Any]) -> None:
+        """Fold one unit in."""
+        if "path" in unit:
+            self.dense[unit["path"]] = StoredFile(unit["path"], unit["size_bytes"], unit["sha256"])
+            return
+        self.num_records, self.base_end, self.experts_end = (
+            unit["num_records"],
+            unit["base_end"],
+            unit["experts_end"],
+        )
+        self.layouts[unit["layer"]] = Layout(unit["layout"])
+
+
+class Journal:
+    """Append-only file of units; `durable` is always what a reader of the file would see."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Open or begin the journal at `path`; `identity` is what can be written as JSON."""
+        lines, sound_bytes = _read_lines(path)
+        # A journal of another checkpoint or of other options must not be added to.
+        self.is_foreign = bool(lines) and lines[0] != identity
+        self.durable = Durable()
+        self._file = path.open("ab")
+        if self.is_foreign:
+            return
+        self._file.truncate(sound_bytes)
+        for line in lines[1:]:
+            self.durable.apply(line)
+        if not lines:
+            self._append(identity)
+
+    def dense_done(self, file: StoredFile) -> None:
+        """Record a dense file whose bytes are durable."""
+        self._append_unit({"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256})
+
+    def records_done(self, num_records: int, base_end: int, experts_end: int, *, layer: int, layout: Layout) -> None:
+        """Record that the first `num_records` records are durable, the last of them in `layer` as `layout`.
+
+        A smaller count than before takes records back: their layer is being written in another layout.
+        """
+        ends = {"num_records": num_records, "base_end": base_end, "experts_end": experts_end}
+        self._append_unit({**ends, "layer": layer, "layout": layout.value})
+
+    def close(self) -> None:
+        """Close the file; what was appended is already durable."""
+        self._file.close()
+
+    def _append_unit(self, unit: Mapping[str, Any]) -> None:
+        self._append(unit)
+        self.durable.apply(unit)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines before the first torn one, and how many bytes they are."""
+    lines: list[dict[str, Any]] = []
+    sound_bytes = 0
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        try:
+            line = json.loads(text) if text.endswith(b"\n") else None
+        except ValueError:
+            line = None
+        if line is None:
+            break
+        lines.append(line)
+        sound_bytes += len(text)
+    return lines, sound_bytes

@@ -1,0 +1,161 @@
+"""A finished store, opened for reading: manifest, bases, records, dense tensors.
+
+Opening checks everything that costs no reading of weights: the schema, file sizes, and the tables' checksums.
+Records are checked one by one where they are read, if the reader asks for it, and all together by `moespeq
+verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from moespeq.errors import CheckpointError, StoreError
+from moespeq.nested import Layout
+from moespeq.store.manifest import Manifest, Table
+from moespeq.store.pieces import ExpertPiece, unpack_pieces
+from moespeq.store.record_file import RecordFile
+from moespeq.store.records import ROW_BYTES, RecordTable
+from moespeq.store.safetensors_file import Bytes, SafetensorsFile, TensorEntry, parse_header
+from moespeq.types import ExpertKey
+
+__all__ = ["DiskSource", "Store"]
+
+
+class Store:
+    """An open store. Reading from several threads is allowed; close it once, after the last read."""
+
+    def __init__(self, path: Path, manifest: Manifest, records: RecordTable) -> None:
+        self.path, self.manifest, self.records = path, manifest, records
+        self._digests = {file.path: file.sha256 for file in manifest.files}
+        self._base_file = RecordFile(path / "base.bin")
+        self._experts_file = RecordFile(path / "experts.bin")
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open and check the store at `path`. Raises StoreError."""
+        manifest = Manifest.load(path)
+        table = _read_table(path / "records.bin", manifest.records)
+        if len(table) != manifest.num_layers * manifest.num_experts * ROW_BYTES:
+            raise StoreError(f"{path / 'records.bin'} has not one row for each expert; prepare the store again.")
+        records = RecordTable.from_bytes(table, manifest.num_experts)
+        records.check(manifest.base_file_bytes, manifest.experts_file_bytes)
+        _check_size(path / "base.bin", manifest.base_file_bytes)
+        _check_size(path / "experts.bin", manifest.experts_file_bytes)
+        for file in manifest.files:
+            _check_size(path / file.path, file.size_bytes)
+        return cls(path, manifest, records)
+
+    @property
+    def model_folder(self) -> Path:
+        """Config, tokenizer and the source's other small files."""
+        return self.path / "model"
+
+    def keys(self) -> Iterator[ExpertKey]:
+        """Every expert, in record order."""
+        for layer in range(self.manifest.num_layers):
+            for expert in range(self.manifest.num_experts):
+                yield ExpertKey(layer, expert)
+
+    def layout(self, key: ExpertKey) -> Layout:
+        """How the record of `key` is stored."""
+        return self.manifest.layouts[key.layer]
+
+    def max_record_bytes(self) -> int:
+        """Length of the largest record: what a slot must hold."""
+        return max(row.record.num_bytes for row in self.records.rows)
+
+    def base_bytes(self, key: ExpertKey) -> int:
+        """Length of the base record of `key`."""
+        return self.records[key].base.num_bytes
+
+    def read_base_into(self, key: ExpertKey, buffer: memoryview, *, verify: bool = False) -> None:
+        """Fill the first `base_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
+        self._base_file.read_into(self.records[key].base, buffer, verify=verify)
+
+    def record_bytes(self, key: ExpertKey) -> int:
+        """Length of the record of `key`."""
+        return self.records[key].record.num_bytes
+
+    def read_record_into(self, key: ExpertKey, buffer: memoryview, *, verify: bool = False) -> None:
+        """Fill the first `record_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
+        self._experts_file.read_into(self.records[key].record, buffer, verify=verify)
+
+    def dense_files(self) -> Iterator[SafetensorsFile]:
+        """The files of all tensors that are not routed experts, under their source names."""
+        for file in self.manifest.files:
+            if file.folder == "dense":
+                try:
+                    yield SafetensorsFile.open(self.path / file.path)
+                except CheckpointError as error:
+                    raise StoreError(f"{self.path / file.path} is damaged; prepare the store again.") from error
+
+    def dense_tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
+        """Every dense tensor with its bytes in fresh, page-aligned memory."""
+        for file in self.dense_files():
+            for entry in file.entries:
+                yield entry, file.read(entry.offset, entry.num_bytes)
+
+    def pieces(self) -> tuple[ExpertPiece, ...]:
+        """Which source tensor holds which rows of which expert."""
+        data = _read_table(self.path / "pieces.bin", self.manifest.pieces)
+        entries = [self.source_entries(position) for position in range(len(self.manifest.source))]
+        return unpack_pieces(data, entries, [name for name, _, _ in self.manifest.matrices])
+
+    def source_header(self, position: int) -> bytes:
+        """The header of a source file, verbatim; `position` is its place in `manifest.source`."""
+        path = f"headers/{self.manifest.source[position].name}"
+        header = (self.path / path).read_bytes() if path in self._digests else b""
+        if hashlib.sha256(header).hexdigest() != self._digests.get(path):
+            raise StoreError(f"{self.path / path} does not match its checksum; prepare the store again.")
+        return header
+
+    def source_entries(self, position: int) -> tuple[TensorEntry, ...]:
+        """The tensors of a source file, in order of offset. Raises StoreError."""
+        file = self.manifest.source[position]
+        return parse_header(self.source_header(position), file.size_bytes, Path(file.name))
+
+    def close(self) -> None:
+        """Release the files. Calling it twice is allowed."""
+        self._base_file.close()
+        self._experts_file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DiskSource:
+    """A RecordSource over a store's expert records; the store stays open as long as this is used."""
+
+    def __init__(self, store: Store, *, verify: bool = False) -> None:
+        self._store, self._verify = store, verify
+
+    def num_bytes(self, key: ExpertKey) -> int:
+        """Exact length of the record of `key`."""
+        return self._store.record_bytes(key)
+
+    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+        """Fill the first `num_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
+        self._store.read_record_into(key, buffer, verify=self._verify)
+
+
+def _read_table(path: Path, table: Table) -> bytes:
+    _check_size(path, table.size_bytes)
+    data = path.read_bytes()
+    if zlib.crc32(data) != table.crc32:
+        raise StoreError(f"{path} is damaged: it does not match its checksum; prepare the store again.")
+    return data
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    if not path.is_file():
+        raise StoreError(f"{path} is missing; prepare the store again.")
+    found_bytes = path.stat().st_size
+    if found_bytes != size_bytes:
+        raise StoreError(f"{path} has {found_bytes} bytes and should have {size_bytes}; prepare the store again.")

@@ -1,0 +1,222 @@
+"""Building a store: append only, durable unit by unit, visible only when complete.
+
+    OUT.partial/lock       held with flock while one process builds; a second one is told so
+    OUT.partial/journal    completed units, see journal.py
+    OUT.partial/store/     what becomes OUT by one rename, after everything in it is on disk
+
+Order of durability: a unit's bytes, then its journal line; all files, then the manifest, then the rename. So
+whatever moment a kill or a power cut picks, the next run continues from the last journal line, and the
+finished store is the one that an uninterrupted run writes, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from moespeq.errors import StoreError
+from moespeq.nested import Layout
+from moespeq.store.build_lock import acquire
+from moespeq.store.disk_space import require_free, storage_errors
+from moespeq.store.journal import Durable, Journal
+from moespeq.store.manifest import MANIFEST_NAME, Manifest, StoredFile, Table
+from moespeq.store.records import (
+    PAGE_BYTES,
+    ROW_BYTES,
+    RecordRow,
+    RecordTable,
+    Span,
+    round_up,
+    start_of_record,
+)
+
+__all__ = ["StoreWriter"]
+
+_BASE, _EXPERTS, _RECORDS = "base.bin", "experts.bin", "records.bin"
+
+
+class StoreWriter:
+    """One process's hold on an unfinished store. Leaving its context keeps what is journaled."""
+
+    def __init__(self, out: Path, identity: Mapping[str, Any], *, needed_bytes: int) -> None:
+        """Begin the store `out`, or go on with it; `needed_bytes` is an estimate of the whole store.
+
+        Raises StoreError when `out` exists, when another process builds it, or when it was begun with another
+        `identity`; StorageError when too little is free.
+        """
+        self._out, self._partial = out, out.with_name(out.name + ".partial")
+        self._folder = self._partial / "store"
+        self._needed_bytes = needed_bytes
+        self._resources = ExitStack()
+        try:
+            self._open(identity)
+        except BaseException:
+            self._resources.close()
+            raise
+
+    def _open(self, identity: Mapping[str, Any]) -> None:
+        self._refuse_existing()
+        if not self._partial.exists():
+            require_free(self._partial, self._needed_bytes)
+        with storage_errors(self._partial, self._needed_bytes):
+            self._resources.callback(os.close, acquire(self._partial))
+            self._refuse_existing()
+            self._journal = Journal(self._partial / "journal", identity)
+            self._resources.callback(self._journal.close)
+            if self._journal.is_foreign:
+                raise StoreError(
+                    f"{self._partial} was begun from another checkpoint or with other options; "
+                    "remove it to begin again, or choose another output."
+                )
+            require_free(self._partial, self._remaining_bytes())
+            self._num_records = self.durable.num_records
+            self._base_end, self._experts_end = self.durable.base_end, self.durable.experts_end
+            (self._folder / "dense").mkdir(parents=True, exist_ok=True)
+            self._fds = {name: self._open_appending(name) for name in (_BASE, _EXPERTS, _RECORDS)}
+            self._cut()
+
+    def _open_appending(self, name: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(self._folder / name, flags, 0o644)
+        self._resources.callback(os.close, fd)
+        return fd
+
+    @property
+    def durable(self) -> Durable:
+        """What an interruption would keep."""
+        return self._journal.durable
+
+    @property
+    def num_records(self) -> int:
+        """Records appended so far, durable or not: the next one is for the expert of this position."""
+        return self._num_records
+
+    def append(self, base: memoryview, record: memoryview) -> None:
+        """Append the next expert's base and record. Not durable before `commit`."""
+        base_span = self._place(_BASE, base, self._base_end)
+        record_span = self._place(_EXPERTS, record, self._experts_end)
+        with self._writing():
+            _write_all(self._fds[_RECORDS], RecordRow(base_span, record_span).to_bytes())
+        self._base_end, self._experts_end = base_span.end, record_span.end
+        self._num_records += 1
+
+    def commit(self, layer: int, layout: Layout) -> None:
+        """Make what was appended durable; the last records belong to `layer`, stored as `layout`."""
+        with self._writing():
+            for fd in self._fds.values():
+                os.fsync(fd)
+            self._journal.records_done(self._num_records, self._base_end, self._experts_end, layer=layer, layout=layout)
+
+    def restart_layer(self, layer: int, layout: Layout, num_experts: int) -> None:
+        """Take back every record of `layer`, to write them again as `layout`."""
+        rows = self.rows(0, layer * num_experts)
+        self._num_records = len(rows)
+        self._base_end, self._experts_end = (rows[-1].base.end, rows[-1].record.end) if rows else (0, 0)
+        self.commit(layer, layout)
+        self._cut()
+
+    def rows(self, start: int, stop: int) -> tuple[RecordRow, ...]:
+        """The rows of records [start, stop), all appended already."""
+        data = os.pread(self._fds[_RECORDS], (stop - start) * ROW_BYTES, start * ROW_BYTES)
+        return RecordTable.from_bytes(data, num_experts=1).rows
+
+    def write_dense(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """Write a file below `dense/`, durable when this returns; skipped when it is there."""
+        if f"dense/{name}" not in self.durable.dense:
+            stored = self.write_file(f"dense/{name}", chunks)
+            with self._writing():
+                self._journal.dense_done(stored)
+
+    def write_file(self, path: str, chunks: Iterable[memoryview]) -> StoredFile:
+        """Write one whole file of the store, durable when this returns."""
+        target = self._folder / path
+        digest, size_bytes = hashlib.sha256(), 0
+        with self._writing():
+            target.parent.mkdir(exist_ok=True)
+            with target.open("wb", 0) as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    size_bytes += _write_all(file.fileno(), chunk)
+                os.fsync(file.fileno())
+        return StoredFile(path, size_bytes, digest.hexdigest())
+
+    def table(self, name: str) -> Table:
+        """Size and checksum of a table that was written."""
+        data = (self._folder / name).read_bytes()
+        return Table(len(data), zlib.crc32(data))
+
+    def pad_record_files(self) -> tuple[int, int]:
+        """End the record files on whole pages, after the last record; returns their sizes (base, experts)."""
+        sizes = round_up(self._base_end, PAGE_BYTES), round_up(self._experts_end, PAGE_BYTES)
+        with self._writing():
+            for name, size_bytes in zip((_BASE, _EXPERTS), sizes, strict=True):
+                os.ftruncate(self._fds[name], size_bytes)
+                os.fsync(self._fds[name])
+        return sizes
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest and make the store visible under its name."""
+        self.write_file(MANIFEST_NAME, [memoryview(manifest.to_json().encode())])
+        with self._writing():
+            for folder in (*(path for path in self._folder.iterdir() if path.is_dir()), self._folder):
+                _fsync_folder(folder)
+            self._folder.rename(self._out)
+            _fsync_folder(self._out.parent)
+            shutil.rmtree(self._partial)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files and the lock. Calling it twice is allowed."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_existing(self) -> None:
+        if self._out.exists():
+            raise StoreError(f"{self._out} exists already; use it, or remove it to prepare it again.")
+
+    def _place(self, name: str, data: memoryview, end: int) -> Span:
+        offset = start_of_record(end, len(data))
+        with self._writing():
+            os.ftruncate(self._fds[name], offset)
+            _write_all(self._fds[name], data)
+        return Span(offset, len(data), zlib.crc32(data))
+
+    def _cut(self) -> None:
+        """Cut the files back to what counts."""
+        ends = (self._base_end, self._experts_end, self._num_records * ROW_BYTES)
+        for fd, end in zip(self._fds.values(), ends, strict=True):
+            if os.fstat(fd).st_size < end:
+                raise StoreError(f"{self._partial} lost bytes that were on disk; remove it and prepare again.")
+            os.ftruncate(fd, end)
+
+    def _remaining_bytes(self) -> int:
+        return max(0, self._needed_bytes - self.durable.num_bytes)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return storage_errors(self._partial, self._remaining_bytes())
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return len(data)
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

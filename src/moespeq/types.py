@@ -1,0 +1,129 @@
+"""The nouns shared by every layer: experts, fetches, routes and reports. No torch, no I/O.
+
+Words are those of docs/glossary: a *round* drafts k tokens and verifies k + 1 rows; a *record* is one expert's bytes;
+a *slot* is room for one record on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+__all__ = [
+    "Cause",
+    "Completion",
+    "ExpertKey",
+    "Fetch",
+    "FinishReason",
+    "ModelShape",
+    "Outcome",
+    "Prediction",
+    "StepReport",
+]
+
+
+class ExpertKey(NamedTuple):
+    """One routed expert: MoE layer (counted over MoE layers only, from 0) and expert id inside it."""
+
+    layer: int
+    expert: int
+
+
+class Cause(IntEnum):
+    """Why a record is moved; smaller is more urgent (the order of design section 8)."""
+
+    DEMAND = 0
+    STAGE = 1
+    SATURATE = 2
+    PREFETCH = 3
+    PRIME = 4
+
+
+class Outcome(Enum):
+    """What a layer found when it asked for an expert."""
+
+    HIT = "hit"
+    LATE = "late"
+    MISS = "miss"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Copy one record into one slot. `num_bytes` is the record's exact length, what the link carries."""
+
+    key: ExpertKey
+    slot: int
+    num_bytes: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A fetch that ended. `error` is None, or the sentence to raise where the record is needed."""
+
+    fetch: Fetch
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One expert the draft used at one step: `confidence` in (0, 1] is the chance that its token survives."""
+
+    key: ExpertKey
+    step: int
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What planning and policy need to know of a model; made by `model.describe()`, free of torch.
+
+    `matrices` maps a routed matrix's name to (out, in), the same for every expert of the model.
+    """
+
+    model_type: str
+    num_layers: int
+    num_moe_layers: int
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    vocab_size: int
+    max_context_tok: int
+    matrices: tuple[tuple[str, int, int], ...]
+    kv_bytes_per_tok: int
+
+    @property
+    def weights_per_expert(self) -> int:
+        """Number of routed weights in one expert."""
+        return sum(rows * cols for _, rows, cols in self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One round as measured: what was drafted and kept, what crossed the link and why, and where the time went."""
+
+    k: int
+    accepted: int
+    committed: int
+    hits: int
+    late: int
+    misses: int
+    draft_s: float
+    verify_s: float
+    stall_s: float
+    bytes_by_cause: dict[Cause, int] = field(default_factory=dict)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that crossed the link in this round, whatever the cause."""
+        return sum(self.bytes_by_cause.values())

@@ -1,0 +1,87 @@
+"""Engines for tests: stores of tiny models, memory forced small, and drafts made worse on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moespeq.config import LoadOptions
+from moespeq.decode.assembly import needs_of, open_engine
+from moespeq.decode.engine import Engine
+from moespeq.decode.sampling import DraftToken, Sampler
+from moespeq.model.weights import ExpertWeights
+from moespeq.plan import plan_memory
+from moespeq.prepare.experts import decode_expert
+from moespeq.store import Store
+from moespeq.types import ExpertKey
+
+__all__ = ["draft_noise", "flip_schedule", "memory_for", "open_tight", "perfect_draft", "prompts"]
+
+
+def memory_for(store: Path, num_slots: int, **options: Any) -> int:
+    """The device budget that leaves exactly `num_slots` slots."""
+    with Store.open(store) as opened:
+        needs = needs_of(opened)
+    roomy = plan_memory(needs, LoadOptions(**options), available_bytes=1 << 40)
+    return roomy.total_bytes - roomy.slots_bytes + num_slots * roomy.slot_bytes
+
+
+def open_tight(store: Path, num_slots: int, *, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Engine:
+    """An engine whose slots hold only `num_slots` experts."""
+    memory = memory_for(store, num_slots, **options)
+    return open_engine(store, LoadOptions(device_memory=memory, **options), dtype=dtype)
+
+
+def prompts(count: int, *, length: int = 12, vocab_size: int = 320, seed: int = 7) -> list[list[int]]:
+    """Random token prompts of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocab_size, (length + index,), generator=generator).tolist() for index in range(count)]
+
+
+def draft_noise(patch: pytest.MonkeyPatch, scale: float) -> None:
+    """Add noise of `scale` standard deviations to what the draft multiplies with; the target is untouched."""
+    exact_base = ExpertWeights.base
+
+    def noisy_base(self: ExpertWeights, layer: int, expert: int, dtype: torch.dtype) -> Any:
+        generator = torch.Generator().manual_seed(1000 * layer + expert)
+
+        def worse(matrix: torch.Tensor) -> torch.Tensor:
+            return matrix + scale * matrix.float().std().to(dtype) * torch.randn(matrix.shape, generator=generator).to(
+                dtype
+            )
+
+        up, down = exact_base(self, layer, expert, dtype)
+        return worse(up), worse(down)
+
+    patch.setattr(ExpertWeights, "base", noisy_base)
+
+
+def perfect_draft(patch: pytest.MonkeyPatch, store: Path) -> None:
+    """Let the draft multiply with the target's own weights, so that it errs only where it is told to."""
+    with Store.open(store) as opened:
+        exact = {key: decode_expert(opened, key) for key in list(opened.keys())}
+    patch.setattr(
+        ExpertWeights,
+        "base",
+        lambda self, layer, expert, dtype: [m.to(dtype) for m in exact[ExpertKey(layer, expert)]],
+    )
+
+
+def flip_schedule(patch: pytest.MonkeyPatch, k: int) -> None:
+    """Round after round, flip the drafted token at step 0, 1, ..., k - 1, and in every (k + 1)-th round at none."""
+    honest, rounds = Sampler.draft_token, iter(range(10**9))
+    flip_at = [k]
+
+    def flipping(self: Sampler, logits: torch.Tensor, position: int, drafted: Sequence[int]) -> DraftToken:
+        if not drafted:
+            flip_at[0] = next(rounds) % (k + 1)
+        draft = honest(self, logits, position, drafted)
+        if len(drafted) != flip_at[0]:
+            return draft
+        return DraftToken((draft.token + 1) % logits.shape[-1], draft.confidence, draft.probs)
+
+    patch.setattr(Sampler, "draft_token", flipping)

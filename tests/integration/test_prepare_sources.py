@@ -1,0 +1,114 @@
+"""Where checkpoints come from and where their stores go: folders, hub ids, the current folder, the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from families import make_tiny
+from moespeq.errors import CheckpointError, UnsupportedModelError
+from moespeq.nested import Layout
+from moespeq.prepare import (
+    cache_folder_for,
+    default_output,
+    is_store,
+    prepare_cached,
+    prepare_store,
+    resolve_source,
+)
+from moespeq.store import Store
+from synthetic_store import files_of
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("mixtral", tmp_path_factory.mktemp("sources") / "Tiny-Mixtral")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An offline hub cache that holds what the test puts into the returned snapshot folder of org/tiny."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(REVISION)
+    return repository / "snapshots" / REVISION
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_without_an_output_the_store_is_named_after_the_checkpoint(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert prepare_store(source) == Path("Tiny-Mixtral.moespeq")
+    assert is_store(tmp_path / "Tiny-Mixtral.moespeq")
+    assert default_output("org/name") == Path("name.moespeq")
+
+
+def test_the_first_use_prepares_into_the_cache_and_later_ones_find_it(source: Path, cache: Path) -> None:
+    first = prepare_cached(source)
+    assert first.parent == cache
+    assert first.name.startswith("Tiny-Mixtral-")
+    before = files_of(first)
+    assert prepare_cached(str(source)) == first
+    assert prepare_cached(first) == first
+    assert files_of(first) == before
+
+
+def test_a_changed_checkpoint_or_option_has_a_store_of_its_own(source: Path, tmp_path: Path) -> None:
+    folders = {
+        cache_folder_for(source),
+        cache_folder_for(source, layout=Layout.PLAIN),
+        cache_folder_for(make_tiny("mixtral", tmp_path / "Tiny-Mixtral", num_local_experts=9)),
+    }
+    assert len(folders) == 3
+
+
+def test_the_cache_folder_follows_the_environment(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOESPEQ_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder_for(source).parent == tmp_path / "xdg" / "moespeq"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder_for(source, "org/name").parent == tmp_path / ".cache" / "moespeq"
+
+
+def test_a_hub_id_is_prepared_from_the_hub_cache_while_offline(hub: Path) -> None:
+    make_tiny("mixtral", hub)
+    store = prepare_cached("org/tiny")
+    assert store.name.startswith("tiny-")
+    with Store.open(store) as opened:
+        assert opened.manifest.name == "org/tiny"
+
+
+def test_a_hub_id_is_refused_by_its_config_before_weights_are_fetched(hub: Path) -> None:
+    hub.mkdir(parents=True)
+    (hub / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(UnsupportedModelError, match="'llama' is dense"):
+        resolve_source("org/tiny")
+
+
+@pytest.mark.parametrize("name", ["org/absent", "org/not a name!"])
+def test_a_hub_id_that_cannot_be_downloaded_is_one_sentence(hub: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is no local folder and was not downloaded") as caught:
+        resolve_source(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["./absent", "absent", "a/b/c", "/absent/model", Path("org/name")])
+def test_what_is_neither_folder_nor_hub_id_is_refused(source: str | Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        resolve_source(source)

@@ -1,0 +1,196 @@
+"""Residency under any order of calls, predictions, arrivals and failures: the invariants that make it safe.
+
+The mover below knows what is in every slot and checks each submission against a naive reading of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from moespeq.errors import StorageError
+from moespeq.replay import VirtualClock
+from moespeq.residency import Eviction, PassKind, Residency, ResidencyOptions
+from moespeq.types import Cause, Completion, ExpertKey, Fetch
+
+NUM_LAYERS, NUM_EXPERTS = 3, 5
+KEYS = [ExpertKey(layer, expert) for layer in range(NUM_LAYERS) for expert in range(NUM_EXPERTS)]
+
+
+class CheckingMover:
+    """Finishes fetches in order, when told or waited for; `broken` records fail."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.holds: list[ExpertKey | None] = [None] * num_slots
+        self.in_flight: list[Fetch] = []
+        self.arrived: list[Completion] = []
+        self.broken: frozenset[ExpertKey] = frozenset()
+        self.leased: set[ExpertKey] = set()
+        self.delivered_bytes = 0
+        self.residency: Residency | None = None
+
+    def submit(self, fetch: Fetch) -> None:
+        assert fetch.key not in self.holds, "fetched while resident"
+        assert all(fetch.key != other.key for other in self.in_flight), "fetched while in flight"
+        assert all(fetch.slot != other.slot for other in self.in_flight), "two fetches into one slot"
+        leaving = self.holds[fetch.slot]
+        if leaving is not None:
+            assert leaving not in self.leased, "a pinned record was evicted"
+            self.check_victim(leaving, fetch)
+        self.holds[fetch.slot] = None
+        self.in_flight.append(fetch)
+
+    def check_victim(self, leaving: ExpertKey, incoming: Fetch) -> None:
+        assert self.residency is not None
+        cache, lookahead, score = (
+            self.residency.cache,
+            self.residency.lookahead,
+            self.residency._frequency.score,
+        )
+        assert not cache.has_free(), "evicted while a slot was free"
+        if self.residency._options.eviction is Eviction.LRU:
+            return
+        others = [key for key in KEYS if cache.is_evictable(key)]
+        idle = [key for key in others if not lookahead.has_use(key)]
+        if not lookahead.has_use(leaving):
+            rank = (score(leaving), -leaving.layer, leaving)
+            assert all(rank < (score(key), -key.layer, key) for key in idle), "not the least frequent"
+            return
+        assert incoming.cause is Cause.DEMAND, "a guess displaced a predicted record"
+        assert not idle, "a predicted record left before an idle one"
+        assert leaving.layer > incoming.key.layer, "a sooner record left"
+        assert all(key.layer <= leaving.layer for key in others), "not the farthest next use"
+
+    def finish(self, num_fetches: int) -> None:
+        for fetch in self.in_flight[:num_fetches]:
+            is_broken = fetch.key in self.broken
+            if not is_broken:
+                self.holds[fetch.slot] = fetch.key
+                self.delivered_bytes += fetch.num_bytes
+            self.arrived.append(Completion(fetch, 0.0, "broken" if is_broken else None))
+        del self.in_flight[:num_fetches]
+
+    def poll(self) -> Sequence[Completion]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def wait(self) -> Sequence[Completion]:
+        if not self.arrived:
+            self.finish(1)
+        return self.poll()
+
+    def close(self) -> None:
+        self.finish(len(self.in_flight))
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """Calls in any order the engine may make them."""
+
+    @initialize(
+        num_slots=st.integers(1, 9),
+        link_depth=st.integers(1, 3),
+        prefetch=st.booleans(),
+        eviction=st.sampled_from(Eviction),
+    )
+    def start(self, num_slots: int, link_depth: int, prefetch: bool, eviction: Eviction) -> None:
+        self.mover = CheckingMover(num_slots)
+        self.residency = Residency(
+            self.mover,
+            VirtualClock(),
+            num_slots=num_slots,
+            num_layers=NUM_LAYERS,
+            num_experts=NUM_EXPERTS,
+            num_bytes=lambda key: 10 + key.expert,
+            options=ResidencyOptions(prefetch=prefetch, link_depth=link_depth, eviction=eviction),
+        )
+        self.mover.residency = self.residency
+        self.kind: PassKind | None = None
+
+    @precondition(lambda self: self.kind is None)
+    @rule(kind=st.sampled_from(PassKind), num_draft_steps=st.integers(0, 4))
+    def begin_pass(self, kind: PassKind, num_draft_steps: int) -> None:
+        self.kind, self.front = kind, 0
+        self.residency.begin_pass(kind, num_draft_steps=num_draft_steps)
+
+    @precondition(lambda self: self.kind is PassKind.DRAFT_VERIFY)
+    @rule(
+        step=st.integers(0, 3),
+        layer=st.integers(0, NUM_LAYERS - 1),
+        experts=st.sets(st.integers(0, NUM_EXPERTS - 1), min_size=1, max_size=3),
+        confidence=st.sampled_from([0.1, 0.5, 1.0]),
+    )
+    def predict(self, step: int, layer: int, experts: set[int], confidence: float) -> None:
+        self.residency.predict(step, layer, sorted(experts), [confidence] * len(experts))
+
+    @rule()
+    def pump(self) -> None:
+        self.residency.pump()
+
+    @rule(num_fetches=st.integers(1, 3))
+    def link_delivers(self, num_fetches: int) -> None:
+        self.mover.finish(num_fetches)
+
+    @precondition(lambda self: self.kind is not None and self.front < NUM_LAYERS)
+    @rule(
+        experts=st.lists(st.integers(0, NUM_EXPERTS - 1), unique=True, max_size=NUM_EXPERTS),
+        broken=st.sets(st.sampled_from(KEYS), max_size=1),
+        pauses=st.lists(st.integers(0, 3), min_size=NUM_EXPERTS, max_size=NUM_EXPERTS),
+        is_closed_early=st.booleans(),
+    )
+    def acquire(self, experts: list[int], broken: set[ExpertKey], pauses: list[int], is_closed_early: bool) -> None:
+        layer, self.front = self.front, self.front + 1
+        self.mover.broken = frozenset(broken)
+        served: list[int] = []
+        try:
+            for wave, pause in zip(self.residency.acquire(layer, experts), pauses, strict=False):
+                self.mover.leased = {lease.key for lease in wave}
+                for lease in wave:
+                    assert self.mover.holds[lease.slot] == lease.key, "a lease of an incomplete record"
+                served.extend(lease.key.expert for lease in wave)
+                self.mover.finish(pause)
+                self.residency.pump()
+                self.mover.leased = set()
+                if is_closed_early:
+                    break
+            else:
+                assert sorted(served) == sorted(experts), "not every expert was leased exactly once"
+        except StorageError:
+            assert broken, "an error from nowhere"
+            self.cancel()
+
+    @precondition(lambda self: self.kind is not None)
+    @rule(committed_tok=st.integers(0, 5))
+    def end_pass(self, committed_tok: int) -> None:
+        self.kind = None
+        self.residency.end_pass(committed_tok)
+
+    @rule()
+    def cancel(self) -> None:
+        self.kind = None
+        self.residency.cancel()
+
+    @invariant()
+    def state_is_consistent(self) -> None:
+        self.residency.check()
+        assert self.residency.cache.num_in_flight <= self.residency.cache.num_slots
+
+    def teardown(self) -> None:
+        if not hasattr(self, "residency"):
+            return
+        self.residency.cancel()
+        self.residency.settle()
+        counters, cache = self.residency.counters(), self.residency.cache
+        assert counters.link_bytes == self.mover.delivered_bytes
+        assert counters.link_bytes == counters.used_bytes + counters.wasted_bytes + cache.unused_bytes
+        assert {key for key in self.mover.holds if key is not None} == set(cache.resident())
+
+
+TestResidencyMachine = ResidencyMachine.TestCase
+TestResidencyMachine.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestResidencyMachine = pytest.mark.timeout(120)(TestResidencyMachine)

@@ -1,0 +1,197 @@
+"""The map says what transformers would load: checked against models that transformers loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from families import FAMILIES, make_tiny
+from moespeq.errors import CheckpointError, UnsupportedModelError
+from moespeq.model.checkpoint_map import SUPPORTED_FAMILIES, CheckpointMap, map_checkpoint
+from moespeq.prepare.experts import ExpertReader
+from moespeq.store import open_checkpoint
+from moespeq.types import ExpertKey
+
+SINGLE_FILE = "1GB"
+
+
+def read_map(folder: Path) -> CheckpointMap:
+    return map_checkpoint(open_checkpoint(folder))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of a single-file checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def assert_reads_what_transformers_loads(folder: Path) -> CheckpointMap:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    checkpoint = open_checkpoint(folder)
+    mapped = map_checkpoint(checkpoint)
+    reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices)
+    for layer, name in enumerate(mapped.module_names):
+        module = model.get_submodule(name)
+        for expert in range(mapped.num_experts):
+            loaded = [module.gate_up_proj[expert], module.down_proj[expert]]
+            for ours, theirs in zip(reader.read(ExpertKey(layer, expert)), loaded, strict=True):
+                assert torch.equal(ours, theirs.T if module.is_transposed else theirs), (name, expert)
+    return mapped
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    return make_tiny("qwen3_moe", tmp_path / "qwen", shard_size=SINGLE_FILE)
+
+
+def test_the_tiny_models_cover_every_supported_family() -> None:
+    assert set(FAMILIES) == set(SUPPORTED_FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_expert_is_what_transformers_loads(family: str, tmp_path: Path) -> None:
+    folder = make_tiny(family, tmp_path / family, seed=3)
+    mapped = assert_reads_what_transformers_loads(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert mapped.model_type == family
+    assert mapped.top_k == config["num_experts_per_tok"]
+    assert [name for name, _, _ in mapped.matrices] == ["gate_up", "down"]
+    assert len(mapped.module_names) == config["num_hidden_layers"] - config.get("first_k_dense_replace", 0)
+    tensors, names = open_checkpoint(folder).tensors, {piece.tensor for piece in mapped.pieces}
+    assert names.isdisjoint(mapped.dense)
+    assert names | set(mapped.dense) == set(tensors)
+    first = [piece.tensor for piece in mapped.pieces if (piece.layer, piece.expert) == (0, 0)]
+    assert len({tensors[name].file for name in first}) > 1
+
+
+def test_biases_of_experts_are_dense(tmp_path: Path) -> None:
+    mapped = read_map(make_tiny("gpt_oss", tmp_path / "m"))
+    assert "model.layers.0.mlp.experts.gate_up_proj_bias" in mapped.dense
+    assert {piece.tensor.rsplit(".", 1)[1] for piece in mapped.pieces} == {"gate_up_proj", "down_proj"}
+
+
+def test_a_fused_checkpoint_of_a_per_expert_family_is_read(qwen: Path) -> None:
+    def fuse(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in range(3):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            parts = {
+                kind: torch.stack([tensors.pop(f"{prefix}.{e}.{kind}_proj.weight") for e in range(16)])
+                for kind in ("gate", "up", "down")
+            }
+            tensors[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], dim=1)
+            tensors[f"{prefix}.down_proj"] = parts["down"]
+
+    before = read_map(qwen)
+    rewrite(qwen, fuse)
+    mapped = assert_reads_what_transformers_loads(qwen)
+    assert mapped.matrices == before.matrices
+    assert {piece.index for piece in mapped.pieces} == set(range(16))
+
+
+def test_fused_and_single_tensors_of_one_layer_are_refused(qwen: Path) -> None:
+    name = "model.layers.0.mlp.experts.down_proj"
+    rewrite(qwen, lambda tensors: tensors.update({name: torch.zeros(16, 64, 48, dtype=torch.bfloat16)}))
+    with pytest.raises(CheckpointError, match="Both fused and single"):
+        read_map(qwen)
+
+
+def test_a_multi_token_prediction_layer_is_dense_though_it_looks_like_experts(tmp_path: Path) -> None:
+    folder = make_tiny("deepseek_v3", tmp_path / "m", shard_size=SINGLE_FILE)
+    before = read_map(folder)
+    extra = "model.layers.4.mlp.experts.0.gate_proj.weight"
+    rewrite(folder, lambda tensors: tensors.update({extra: torch.ones(48, 64, dtype=torch.bfloat16)}))
+    after = read_map(folder)
+    assert extra in after.dense
+    assert after.pieces == before.pieces
+
+
+def test_layers_without_experts_are_not_counted(tmp_path: Path) -> None:
+    mapped = read_map(make_tiny("qwen3_moe", tmp_path / "m", mlp_only_layers=[1]))
+    assert mapped.module_names == ("model.layers.0.mlp.experts", "model.layers.2.mlp.experts")
+    assert {piece.layer for piece in mapped.pieces} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("model.layers.1.mlp.experts.15.down_proj.weight", None, "does not hold expert 15 of model.layers.1"),
+        ("model.layers.1.mlp.experts.15.up_proj.weight", None, "does not hold expert 15 of model.layers.1"),
+        ("model.layers.1.mlp.experts.3.up_proj.weight", (40, 64), "fits no expert"),
+        ("model.layers.1.mlp.experts.3.up_proj.weight", (48, 32), "fits no expert"),
+        ("model.layers.1.mlp.experts.3.up_proj.weight", (48,), "fits no expert"),
+        ("model.layers.1.mlp.experts.16.down_proj.weight", (64, 48), "more than config.json counts"),
+    ],
+)
+def test_an_incomplete_or_misshapen_expert_is_named(
+    qwen: Path, name: str, shape: tuple[int, ...] | None, says: str
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop(name, None)
+        if shape is not None:
+            tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
+
+    rewrite(qwen, change)
+    with pytest.raises(CheckpointError, match=says):
+        read_map(qwen)
+
+
+@pytest.mark.parametrize(("dtype", "says"), [(torch.float16, "is F16"), (torch.float32, "is F32")])
+def test_experts_that_are_not_bf16_are_refused_with_the_conversion(
+    tmp_path: Path, dtype: torch.dtype, says: str
+) -> None:
+    folder = make_tiny("mixtral", tmp_path / "m", dtype=dtype)
+    with pytest.raises(UnsupportedModelError, match=rf"{says}.*dtype=torch\.bfloat16"):
+        read_map(folder)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4"])
+def test_a_quantised_checkpoint_is_refused_and_told_what_to_use(qwen: Path, method: str) -> None:
+    edit_config(qwen, quantization_config={"quant_method": method})
+    with pytest.raises(UnsupportedModelError, match=rf"qwen3_moe.*\({method}\).*use the bf16 checkpoint"):
+        read_map(qwen)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "llama"}, "'llama' is dense"),
+        ({"model_type": "jamba", "num_experts": 16}, "No test proves model type 'jamba'"),
+        ({"model_type": "mine", "auto_map": {"AutoModel": "x.py"}}, "'mine' runs code from its checkpoint"),
+    ],
+)
+def test_a_model_that_cannot_be_run_is_refused_with_the_reason(qwen: Path, config: dict[str, Any], says: str) -> None:
+    (qwen / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=rf"{says}.*supported families are mixtral, "):
+        read_map(qwen)
+
+
+def test_a_supported_family_without_any_experts_is_refused(qwen: Path) -> None:
+    edit_config(qwen, mlp_only_layers=[0, 1, 2])
+    with pytest.raises(UnsupportedModelError, match="no layer with routed experts"):
+        read_map(qwen)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"model_type": "mixtral", "hidden_size": "wide"}'])
+def test_a_damaged_config_is_a_checkpoint_error(qwen: Path, text: str) -> None:
+    (qwen / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_map(qwen)
+
+
+def test_a_missing_config_is_a_checkpoint_error(qwen: Path) -> None:
+    (qwen / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        read_map(qwen)

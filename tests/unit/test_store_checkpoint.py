@@ -1,0 +1,114 @@
+"""A checkpoint folder: which files belong to it, and that its index can name nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from moespeq.errors import CheckpointError
+from moespeq.store import open_checkpoint
+from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, is_plain_name
+from synthetic_store import write_safetensors
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    write_safetensors(tmp_path / FIRST, {"a": ("U8", [3], b"abc")})
+    write_safetensors(tmp_path / SECOND, {"b": ("U8", [2], b"de"), "extra": ("U8", [1], b"f")})
+    write_index(tmp_path, {"a": FIRST, "b": SECOND})
+    return tmp_path
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_tensors_of_all_shards_are_found_listed_or_not(sharded: Path) -> None:
+    checkpoint = open_checkpoint(sharded)
+    assert {name: place.file for name, place in checkpoint.tensors.items()} == {"a": 0, "b": 1, "extra": 1}
+    assert checkpoint.size_bytes == sum(path.stat().st_size for path in sharded.glob("*.safetensors"))
+
+
+def test_a_single_file_wins_over_an_index_as_in_transformers(sharded: Path) -> None:
+    write_safetensors(sharded / SINGLE_NAME, {"only": ("U8", [1], b"x")})
+    assert set(open_checkpoint(sharded).tensors) == {"only"}
+
+
+def test_kept_files_are_the_small_ones_of_the_top_level(sharded: Path) -> None:
+    for name in (
+        "config.json",
+        "tokenizer.model",
+        ".gitattributes",
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+    ):
+        (sharded / name).write_bytes(b"x")
+    (sharded / "original").mkdir()
+    names = [path.name for path in open_checkpoint(sharded).kept_files()]
+    assert names == [".gitattributes", "config.json", "tokenizer.model"]
+
+
+def test_the_fingerprint_tells_headers_data_and_times_apart(sharded: Path) -> None:
+    def fingerprint(dtype: str, data: bytes, modified_ns: int) -> str:
+        write_safetensors(sharded / FIRST, {"a": (dtype, [3], data)})
+        os.utime(sharded / FIRST, ns=(modified_ns, modified_ns))
+        return open_checkpoint(sharded).fingerprint()
+
+    same = fingerprint("U8", b"abc", 1)
+    assert same == fingerprint("U8", b"abc", 1)
+    assert len({same, fingerprint("I8", b"abc", 1), fingerprint("U8", b"abd", 1), fingerprint("U8", b"abc", 2)}) == 4
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    (sharded / SECOND).unlink()
+    with pytest.raises(CheckpointError, match=f"{SECOND} is missing"):
+        open_checkpoint(sharded)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(sharded: Path) -> None:
+    write_index(sharded, {"a": FIRST, "b": FIRST, "extra": SECOND})
+    with pytest.raises(CheckpointError, match="puts 'b' into"):
+        open_checkpoint(sharded)
+
+
+def test_a_tensor_in_two_shards_is_refused(sharded: Path) -> None:
+    write_safetensors(sharded / SECOND, {"b": ("U8", [2], b"de"), "a": ("U8", [1], b"f")})
+    with pytest.raises(CheckpointError, match="'a' is in both"):
+        open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", "a\n.safetensors", "..", 3, None],
+)
+def test_an_index_cannot_name_anything_outside_its_folder(sharded: Path, name: object) -> None:
+    write_index(sharded, {"a": name})
+    with pytest.raises(CheckpointError, match=INDEX_NAME):
+        open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "[" * 100_000])
+def test_a_damaged_index_is_refused(sharded: Path, text: str) -> None:
+    (sharded / INDEX_NAME).write_text(text)
+    with pytest.raises(CheckpointError, match=INDEX_NAME):
+        open_checkpoint(sharded)
+
+
+def test_a_folder_without_safetensors_says_what_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="only safetensors"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="not a folder"):
+        open_checkpoint(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_plain"),
+    [("a b.json", True), (".x", True), ("", False), ("..", False), ("a/b", False), ("a\\b", False)],
+)
+def test_a_plain_name_stays_in_its_folder(name: str, is_plain: bool) -> None:
+    assert is_plain_name(name) is is_plain

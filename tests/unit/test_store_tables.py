@@ -1,0 +1,133 @@
+"""The manifest and the binary tables: exact round trips, and no tolerance for anything unexpected."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import synthetic_store
+from moespeq.errors import StoreError
+from moespeq.store import ExpertPiece, Manifest, Store, TensorEntry
+from moespeq.store.manifest import SCHEMA
+from moespeq.store.pieces import pack_pieces, unpack_pieces
+from moespeq.store.records import ROW_BYTES, RecordRow, RecordTable, Span, start_of_record
+from moespeq.types import ExpertKey
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return synthetic_store.build(tmp_path / "store")
+
+
+def edit(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads((store / "manifest.json").read_text())
+    change(values)
+    (store / "manifest.json").write_text(json.dumps(values))
+
+
+def test_a_manifest_survives_the_round_trip_byte_for_byte(store: Path) -> None:
+    assert Manifest.load(store).to_json() == (store / "manifest.json").read_text()
+
+
+def test_another_schema_is_refused_naming_both(store: Path) -> None:
+    edit(store, lambda values: values.update(schema=SCHEMA + 6))
+    with pytest.raises(StoreError, match=f"schema {SCHEMA + 6} and this version reads schema {SCHEMA}"):
+        Store.open(store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v.pop("top_k"),
+        lambda v: v.update(colour="red"),
+        lambda v: v.update(num_experts="3"),
+        lambda v: v.update(num_experts=True),
+        lambda v: v.update(num_experts=-3),
+        lambda v: v.update(layouts=["nested", "zip"]),
+        lambda v: v.update(layouts=["nested"]),
+        lambda v: v.update(matrices=[["up", 8]]),
+        lambda v: v.update(base_format={"bits": 5, "group": 64, "zero_point": False}),
+        lambda v: v.update(base_format=None),
+        lambda v: v["records"].update(extra=1),
+        lambda v: v["source"][0].update(name="../model.safetensors"),
+        lambda v: v["files"][0].update(path="model/../../evil"),
+        lambda v: v["files"][0].update(path="/etc/passwd"),
+        lambda v: v["files"][0].pop("sha256"),
+    ],
+)
+def test_a_manifest_with_anything_unexpected_is_refused(store: Path, change: Callable[[Any], object]) -> None:
+    edit(store, change)
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
+        Store.open(store)
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000])
+def test_a_manifest_that_is_no_object_is_refused(store: Path, text: str) -> None:
+    (store / "manifest.json").write_text(text)
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        Store.open(store)
+
+
+def test_a_folder_without_manifest_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="it is no store"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["records.bin", "pieces.bin"])
+def test_a_flipped_bit_in_a_table_is_noticed(store: Path, name: str) -> None:
+    data = bytearray((store / name).read_bytes())
+    data[5] ^= 1
+    (store / name).write_bytes(data)
+    with pytest.raises(StoreError, match=rf"{name} is damaged"), Store.open(store) as opened:
+        opened.pieces()
+
+
+def test_a_store_whose_table_leaves_its_files_is_not_opened(store: Path) -> None:
+    row = RecordRow(Span(0, 96, 0), Span(1 << 40, 100, 0)).to_bytes()
+    data = row + (store / "records.bin").read_bytes()[ROW_BYTES:]
+    (store / "records.bin").write_bytes(data)
+    edit(store, lambda values: values["records"].update(crc32=zlib.crc32(data)))
+    with pytest.raises(StoreError, match="expert 0 of MoE layer 0 outside its file"):
+        Store.open(store)
+
+
+def test_a_row_outside_its_file_is_refused() -> None:
+    table = RecordTable((RecordRow(Span(0, 10, 0), Span(64, 100, 0)),), num_experts=1)
+    table.check(10, 164)
+    for sizes in [(9, 164), (10, 163)]:
+        with pytest.raises(StoreError, match="outside its file"):
+            table.check(*sizes)
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 2**63), *[st.integers(0, 2**32 - 1)] * 2), min_size=6, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_record_rows_survive_the_round_trip(rows: list[tuple[int, int, int]]) -> None:
+    written = [RecordRow(Span(*rows[i]), Span(*rows[i + 1])) for i in (0, 2, 4)]
+    table = RecordTable.from_bytes(b"".join(row.to_bytes() for row in written), num_experts=3)
+    assert table.rows == tuple(written)
+    assert table[ExpertKey(0, 1)] == written[1]
+
+
+@pytest.mark.parametrize(
+    ("end", "num_bytes", "start"),
+    [(0, 10, 0), (65, 10, 128), (65, 65535, 128), (65, 65536, 4096), (4096, 65536, 4096)],
+)
+def test_large_records_begin_on_a_page_and_small_ones_are_packed(end: int, num_bytes: int, start: int) -> None:
+    assert start_of_record(end, num_bytes) == start
+
+
+def test_pieces_survive_the_round_trip() -> None:
+    files = [[TensorEntry(name, "BF16", (4, 2, 3), 0, 48) for name in names] for names in (["a", "b"], ["c"])]
+    pieces = (
+        ExpertPiece("c", 60, 255, "down", 0, 2, 3, True),
+        ExpertPiece("a", 0, 0, "gate_up", 1408, 1408, None, False),
+        ExpertPiece("b", 1, 2, "gate_up", 0, 2, 0, False),
+    )
+    assert unpack_pieces(pack_pieces(pieces, files, ["gate_up", "down"]), files, ["gate_up", "down"]) == pieces

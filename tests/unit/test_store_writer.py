@@ -1,0 +1,153 @@
+"""Building is durable unit by unit: whatever interrupts it, the finished store has the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import synthetic_store
+from moespeq.errors import StorageError, StoreError
+from moespeq.nested import Layout
+from moespeq.store import Store, StoreWriter
+from synthetic_store import append, build, files_of, finish, new_writer
+
+
+def test_a_finished_store_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    build(tmp_path / "store")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense-source", "store"]
+
+
+def test_uncommitted_records_are_cut_off_and_written_again(tmp_path: Path) -> None:
+    whole = files_of(build(tmp_path / "whole"))
+    out = tmp_path / "resumed"
+    with new_writer(out) as writer:
+        append(writer, 0)
+        base, record = synthetic_store.records()[3]
+        writer.append(memoryview(base), memoryview(record))
+    with new_writer(out) as writer:
+        assert writer.num_records == synthetic_store.NUM_EXPERTS
+        writer.write_dense("model.safetensors", [memoryview(whole["dense/model.safetensors"])])
+        append(writer, 1)
+        finish(writer)
+    assert files_of(out) == whole
+
+
+def test_a_dense_file_in_the_journal_is_not_written_again(tmp_path: Path) -> None:
+    with new_writer(tmp_path / "store") as writer:
+        writer.write_dense("a.safetensors", [memoryview(b"data")])
+    with new_writer(tmp_path / "store") as writer:
+        writer.write_dense("a.safetensors", iter(lambda: pytest.fail("read again"), None))
+        assert writer.durable.dense["dense/a.safetensors"].size_bytes == 4
+
+
+@pytest.mark.parametrize("torn", [b'{"num_records": 3, "base', b"\0\0\0\n", b'{"num_records": 6}'])
+def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path, torn: bytes) -> None:
+    out = tmp_path / "store"
+    with new_writer(out) as writer:
+        append(writer, 0)
+    with (tmp_path / "store.partial" / "journal").open("ab") as journal:
+        journal.write(torn)
+    with new_writer(out) as writer:
+        assert writer.num_records == synthetic_store.NUM_EXPERTS
+        append(writer, 1)
+    with new_writer(out) as writer:
+        assert writer.num_records == 2 * synthetic_store.NUM_EXPERTS
+
+
+def test_a_layer_taken_back_is_written_again_even_after_an_interruption(tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    with new_writer(out) as writer:
+        append(writer, 0)
+        append(writer, 1)
+        writer.restart_layer(1, Layout.PLAIN, synthetic_store.NUM_EXPERTS)
+    with new_writer(out) as writer:
+        assert writer.num_records == synthetic_store.NUM_EXPERTS
+        assert writer.durable.layouts == {0: Layout.FIXED, 1: Layout.PLAIN}
+        append(writer, 1, Layout.PLAIN)
+        finish(writer)
+    whole = files_of(build(tmp_path / "whole"))
+    assert files_of(out)["experts.bin"] == whole["experts.bin"]
+    with Store.open(out) as store:
+        assert store.manifest.layouts == (Layout.FIXED, Layout.PLAIN)
+
+
+def test_a_partial_store_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    with new_writer(out) as writer:
+        append(writer, 0)
+    with pytest.raises(StoreError, match="another checkpoint or with other options"):
+        StoreWriter(out, {"checkpoint": "two"}, needed_bytes=0)
+    with new_writer(out) as writer:
+        assert writer.num_records == synthetic_store.NUM_EXPERTS
+
+
+def test_bytes_lost_below_the_journal_are_noticed(tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    with new_writer(out) as writer:
+        append(writer, 0)
+    os.truncate(tmp_path / "store.partial" / "store" / "experts.bin", 10)
+    with pytest.raises(StoreError, match="lost bytes"):
+        new_writer(out)
+
+
+def test_an_existing_output_is_never_overwritten(tmp_path: Path) -> None:
+    build(tmp_path / "store")
+    with pytest.raises(StoreError, match="exists already"):
+        new_writer(tmp_path / "store")
+    assert not (tmp_path / "store.partial").exists()
+
+
+def test_two_writers_never_share_a_store(tmp_path: Path) -> None:
+    with new_writer(tmp_path / "store"), pytest.raises(StoreError, match="Another process is preparing"):
+        new_writer(tmp_path / "store")
+    new_writer(tmp_path / "store").close()
+
+
+def test_a_second_process_is_told_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    hold = "import fcntl as f, sys; x = open(sys.argv[1], 'w'); f.flock(x, 2); print(1, flush=True); input()"
+    (tmp_path / "store.partial").mkdir()
+    command = [sys.executable, "-c", hold, str(tmp_path / "store.partial" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        with pytest.raises(StoreError, match="Another process is preparing"):
+            new_writer(tmp_path / "store")
+        holder.kill()
+    new_writer(tmp_path / "store").close()
+
+
+def test_too_little_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"needs .* TiB and its disk has .* free"):
+        new_writer(tmp_path / "store", needed_bytes=1 << 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_what_is_durable_and_says_how_much_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "store"
+    write = os.write
+
+    def fill_up(fd: int, data: memoryview) -> int:
+        if len(data) > 65_536:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[: len(data) // 2 + 1])
+
+    with new_writer(out, needed_bytes=500_000) as writer:
+        append(writer, 0)
+        monkeypatch.setattr(os, "write", fill_up)
+        with pytest.raises(StorageError, match=r"is full: .* are still needed and .* are free.*goes on"):
+            append(writer, 1)
+    monkeypatch.undo()
+    with new_writer(out) as writer:
+        writer.write_dense(
+            "model.safetensors", [memoryview(files_of(build(tmp_path / "w"))["dense/model.safetensors"])]
+        )
+        append(writer, 1)
+        finish(writer)
+    assert files_of(out) == files_of(tmp_path / "w")
