@@ -24,7 +24,7 @@ check: $(READY)
 
 # The whole exactness matrix; about half an hour on two cores. Its last output is recorded in docs/exactness.md.
 exact: $(READY)
-	$(BIN)/python -m pytest -m exact -n auto -rA
+	$(BIN)/python -m pytest -m exact -n auto -rA tests/golden
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist

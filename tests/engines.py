@@ -19,7 +19,7 @@ from moespeq.prepare.experts import decode_expert
 from moespeq.store import Store
 from moespeq.types import ExpertKey
 
-__all__ = ["draft_noise", "flip_schedule", "memory_for", "open_tight", "perfect_draft", "prompts"]
+__all__ = ["flip_schedule", "memory_for", "noisy_draft", "open_tight", "prompts"]
 
 
 def memory_for(store: Path, num_slots: int, **options: Any) -> int:
@@ -42,33 +42,25 @@ def prompts(count: int, *, length: int = 12, vocab_size: int = 320, seed: int = 
     return [torch.randint(3, vocab_size, (length + index,), generator=generator).tolist() for index in range(count)]
 
 
-def draft_noise(patch: pytest.MonkeyPatch, scale: float) -> None:
-    """Add noise of `scale` standard deviations to what the draft multiplies with; the target is untouched."""
-    exact_base = ExpertWeights.base
-
-    def noisy_base(self: ExpertWeights, layer: int, expert: int, dtype: torch.dtype) -> Any:
-        generator = torch.Generator().manual_seed(1000 * layer + expert)
-
-        def worse(matrix: torch.Tensor) -> torch.Tensor:
-            return matrix + scale * matrix.float().std().to(dtype) * torch.randn(matrix.shape, generator=generator).to(
-                dtype
-            )
-
-        up, down = exact_base(self, layer, expert, dtype)
-        return worse(up), worse(down)
-
-    patch.setattr(ExpertWeights, "base", noisy_base)
-
-
-def perfect_draft(patch: pytest.MonkeyPatch, store: Path) -> None:
-    """Let the draft multiply with the target's own weights, so that it errs only where it is told to."""
+def noisy_draft(patch: pytest.MonkeyPatch, store: Path, noise: float) -> None:
+    """Let the draft multiply with the target's own weights plus `noise` standard deviations; 0 errs (almost) never."""
     with Store.open(store) as opened:
         exact = {key: decode_expert(opened, key) for key in list(opened.keys())}
-    patch.setattr(
-        ExpertWeights,
-        "base",
-        lambda self, layer, expert, dtype: [m.to(dtype) for m in exact[ExpertKey(layer, expert)]],
-    )
+
+    def worse(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return matrix + noise * matrix.std() * torch.randn(matrix.shape, generator=generator)
+
+    drafted = {
+        key: [
+            worse(matrix.float(), torch.Generator().manual_seed(1000 * key.layer + key.expert)) for matrix in matrices
+        ]
+        for key, matrices in exact.items()
+    }
+
+    def base(self: ExpertWeights, layer: int, expert: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        return [matrix.to(dtype) for matrix in drafted[ExpertKey(layer, expert)]]
+
+    patch.setattr(ExpertWeights, "base", base)
 
 
 def flip_schedule(patch: pytest.MonkeyPatch, k: int) -> None:

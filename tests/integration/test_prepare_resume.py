@@ -100,6 +100,20 @@ def test_an_interrupt_at_any_update_is_made_good(source: Path, whole: dict[str, 
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+def test_going_on_inside_a_layer_keeps_the_units_that_were_durable(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InterruptError):  # at the 14th expert: the units end at the 4th and 8th of each layer
+        prepare_store(source, tmp_path / "store", progress=Stopper(16, interrupt))
+    updates: list[int] = []
+
+    class Sink:
+        def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+            updates.append(done_bytes)
+
+    prepare_store(source, tmp_path / "store", progress=Sink())
+    dense, durable, *_ = updates
+    assert durable - dense == 12 * 2 * (96 * 64 + 64 * 48)
+
+
 def test_a_kill_at_several_points_is_made_good(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "store"
     command = [sys.executable, "-c", _KILLED_RUNS, str(source), str(out), "1", "6", "9", "14", "17"]

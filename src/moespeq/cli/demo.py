@@ -40,14 +40,15 @@ def command(
     """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
     from moespeq.cli.console import err, out, print_json
     from moespeq.config import format_bytes, parse_bytes
-    from moespeq.demo.assets import demo_store, read_questions
+    from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.demo.comparison import run_pass
     from moespeq.nested import Layout
+    from moespeq.prepare import prepare_cached
 
     console, text_to = (err, sys.stderr) if json else (out, sys.stdout)
     asked = read_questions(questions)
     bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
-    nested, plain = demo_store(Layout.CODE_WIDTH), demo_store(Layout.PLAIN)
+    nested, plain = (prepare_cached(MODEL_FOLDER, layout=layout) for layout in (Layout.CODE_WIDTH, Layout.PLAIN))
     speculative = {"k": parse_k(k), "rows": rows}
     kinds: list[tuple[str, Any, dict[str, Any]]] = [
         ("plain decoding (k = 0)", nested, {**speculative, "k": 0}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,11 +52,16 @@ class EngineParts:
 
 
 class GenerationStream:
-    """An iterator of pieces. Afterwards `result` holds the whole; `cancel` ends it at the next round."""
+    """An iterator of pieces. Afterwards `result` holds the whole; `cancel` ends it at the next round.
 
-    def __init__(self, generation: Generation, cancelled: threading.Event, release: Callable[[], None]) -> None:
+    The engine is claimed at the first piece and given back after the last, by `close`, or when the stream is dropped.
+    """
+
+    def __init__(
+        self, generation: Generation, cancelled: threading.Event, claim: Callable[[Self], AbstractContextManager[None]]
+    ) -> None:
         self._generation, self._cancelled = generation, cancelled
-        self._pieces = self._iterate(release)
+        self._pieces = self._iterate(claim)
 
     def __iter__(self) -> Iterator[StreamPiece]:
         return self._pieces
@@ -77,11 +82,15 @@ class GenerationStream:
         """Give the engine back before the end; the result is then lost."""
         self._pieces.close()
 
-    def _iterate(self, release: Callable[[], None]) -> Generator[StreamPiece, None, None]:
-        try:
+    def abort(self) -> None:
+        """Close from any thread; where another thread is inside a round, that thread ends after it."""
+        self.cancel()
+        with suppress(ValueError):  # what closing a generator that is executing raises
+            self.close()
+
+    def _iterate(self, claim: Callable[[Self], AbstractContextManager[None]]) -> Generator[StreamPiece, None, None]:
+        with claim(self):
             yield from self._generation
-        finally:
-            release()
 
 
 class Engine:
@@ -90,6 +99,7 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._busy = threading.Lock()
+        self._running: GenerationStream | None = None
         self._is_closed = False
 
     @property
@@ -149,27 +159,26 @@ class Engine:
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
         tokens = self._encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
-        self._take()
-        try:
-            sink = sink or TextStream(self._parts.tokenizer or _NoText(), params.stop)
-            return self._start(tokens, params, sink, limit_tok, choice_index)
-        except BaseException:
-            self._busy.release()
-            raise
+        sink = sink or TextStream(self._parts.tokenizer or _NoText(), params.stop)
+        return self._start(tokens, params, sink, limit_tok, choice_index)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
         tokens = self._encode(prompt)
-        with self._exclusive():
+        with self._claim(None):
             try:
                 return self._parts.loop.prompt_logits(tokens)
             finally:
                 self._parts.loop.abandon()
 
     def close(self) -> None:
-        """Release threads, files and memory. Calling it twice is allowed."""
-        if not self._is_closed:
-            self._is_closed = True
+        """End a generation that runs, then release threads, files and memory. Calling it twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._running is not None:
+            self._running.abort()
+        with self._busy:
             self._parts.close()
 
     def __enter__(self) -> Self:
@@ -178,7 +187,8 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self) -> None:
+    @contextmanager
+    def _claim(self, stream: GenerationStream | None) -> Iterator[None]:
         """Claim the engine for one generation. Raises UsageError when it is closed or busy."""
         if self._is_closed:
             raise UsageError("The engine is closed; load it again.")
@@ -186,13 +196,11 @@ class Engine:
             raise UsageError(
                 "The engine is generating already, one sequence at a time; finish or close that one first."
             )
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._take()
+        self._running = stream
         try:
             yield
         finally:
+            self._running = None
             self._busy.release()
 
     def _start(
@@ -212,7 +220,7 @@ class Engine:
             rows=parts.runner.rows,
             is_cancelled=cancelled.is_set,
         )
-        return GenerationStream(generation, cancelled, self._busy.release)
+        return GenerationStream(generation, cancelled, self._claim)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]

@@ -1,4 +1,4 @@
-"""What the package carries for the demo, and the stores made of it."""
+"""What the package carries for the demo."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from moespeq.nested import Layout
-from moespeq.prepare import ProgressSink, cache_folder_for, is_store, prepare_store
-
-__all__ = ["MODEL_FOLDER", "Question", "demo_store", "read_questions"]
+__all__ = ["MODEL_FOLDER", "Question", "read_questions"]
 
 MODEL_FOLDER = Path(__file__).parent / "model"
 _QUESTIONS = Path(__file__).parent / "questions.jsonl"
@@ -32,9 +29,3 @@ def read_questions(count: int) -> list[Question]:
     """The first `count` of the packaged test problems."""
     lines = _QUESTIONS.read_text(encoding="utf-8").splitlines()[:count]
     return [Question(**json.loads(line)) for line in lines]
-
-
-def demo_store(layout: Layout, progress: ProgressSink | None = None) -> Path:
-    """The demo model's store in the cache, prepared the first time."""
-    store = cache_folder_for(MODEL_FOLDER, f"demo-{layout.value}", layout=layout)
-    return store if is_store(store) else prepare_store(MODEL_FOLDER, store, layout=layout, progress=progress)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby, islice
 from pathlib import Path
-
-from torch import Tensor
 
 from moespeq.errors import StoreError, UsageError
 from moespeq.prepare.experts import decode_expert, piece_bytes
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.progress import Meter, ProgressSink
+from moespeq.prepare.workers import ExpertWorkers
 from moespeq.store import ExpertPiece, SafetensorsFile, Store, StoredFile, TensorEntry
 from moespeq.store.checkpoint import INDEX_NAME
 from moespeq.store.disk_space import require_free, storage_errors
@@ -39,8 +38,8 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
         meter = Meter(progress, sum(file.size_bytes for file in source))
         is_done = [_is_there(out / file.name, file.size_bytes, file.sha256) for file in source]
         require_free(out, sum(file.size_bytes for file, done in zip(source, is_done, strict=True) if not done))
-        rebuilding = _Rebuilding(store)
-        with storage_errors(out, sum(file.size_bytes for file in source)):
+        with ExpertWorkers() as workers, storage_errors(out, sum(file.size_bytes for file in source)):
+            rebuilding = _Rebuilding(store, workers)
             out.mkdir(parents=True, exist_ok=True)
             for position, file in enumerate(source):
                 if is_done[position]:
@@ -54,10 +53,10 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
 
 
 class _Rebuilding:
-    """Source files from a store. Remembers the last experts: their pieces often lie together."""
+    """Source files from a store."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, workers: ExpertWorkers) -> None:
+        self._store, self._workers = store, workers
         self._pieces: dict[str, list[ExpertPiece]] = defaultdict(list)
         for piece in sorted(store.pieces(), key=lambda piece: piece.index or 0):
             self._pieces[piece.tensor].append(piece)
@@ -65,27 +64,32 @@ class _Rebuilding:
             entry.name: (file, entry) for file in store.dense_files() for entry in file.entries
         }
         self._matrix_names = [name for name, _, _ in store.manifest.matrices]
-        self._decode = lru_cache(maxsize=2)(self._decode_expert)
 
     def chunks(self, position: int, meter: Meter) -> Iterator[bytes | memoryview]:
         """The bytes of one source file, in order."""
         name, header = self._store.manifest.source[position].name, self._store.source_header(position)
+        entries = self._store.source_entries(position)
+        cut_pieces = self._cut_pieces(entries)
         meter.add(len(header), name)
         yield header
-        for entry in self._store.source_entries(position):
-            yield from self._tensor_chunks(entry.name)
+        for entry in entries:
+            if entry.name in self._dense:
+                file, stored = self._dense[entry.name]
+                yield from file.chunks(stored, CHUNK_BYTES)
+            else:
+                yield from islice(cut_pieces, len(self._pieces[entry.name]))
             meter.add(entry.num_bytes, name)
 
-    def _tensor_chunks(self, name: str) -> Iterator[memoryview]:
-        if name in self._dense:
-            file, entry = self._dense[name]
-            yield from file.chunks(entry, CHUNK_BYTES)
-        for piece in self._pieces.get(name, ()):
-            matrices = self._decode(ExpertKey(piece.layer, piece.expert))
-            yield piece_bytes(matrices[self._matrix_names.index(piece.matrix)], piece)
+    def _cut_pieces(self, entries: Iterable[TensorEntry]) -> Iterator[memoryview]:
+        """All pieces of a file in its order; those of one expert that follow each other cost one decoding."""
+        pieces = (piece for entry in entries for piece in self._pieces.get(entry.name, ()))
+        runs = (list(run) for _, run in groupby(pieces, lambda piece: ExpertKey(piece.layer, piece.expert)))
+        return chain.from_iterable(self._workers.in_order(self._cut_run, runs))
 
-    def _decode_expert(self, key: ExpertKey) -> list[Tensor]:
-        return decode_expert(self._store, key)
+    def _cut_run(self, pieces: Sequence[ExpertPiece]) -> list[memoryview]:
+        matrices = decode_expert(self._store, ExpertKey(pieces[0].layer, pieces[0].expert))
+        by_name = dict(zip(self._matrix_names, matrices, strict=True))
+        return [piece_bytes(by_name[piece.matrix], piece) for piece in pieces]
 
 
 def _is_of_checkpoint(file: StoredFile) -> bool:

@@ -187,7 +187,7 @@ class _Preparation:
 
     def _mean_residual_bits(self, layer: int) -> float:
         rows = self._writer.rows(layer * self._num_experts, (layer + 1) * self._num_experts)
-        shapes = [(rows, cols) for _, rows, cols in self._mapped.matrices]
+        shapes = [matrix[1:] for matrix in self._mapped.matrices]
         return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
 
 

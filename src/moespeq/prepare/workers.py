@@ -16,11 +16,10 @@ from typing import Self, TypeVar
 
 import torch
 
-from moespeq.types import ExpertKey
-
 __all__ = ["ExpertWorkers"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 MAX_WORKERS = 8
 
 
@@ -33,14 +32,14 @@ class ExpertWorkers:
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="expert")
 
-    def in_order(self, work: Callable[[ExpertKey], T], keys: Iterable[ExpertKey]) -> Iterator[T]:
-        """`work` of every key, in the order of `keys`."""
-        remaining = iter(keys)
-        pending: deque[Future[T]] = deque()
+    def in_order(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+        """`work` of every task, in the order of `tasks`; each task is one expert's."""
+        remaining = iter(tasks)
+        pending: deque[Future[R]] = deque()
         try:
             while True:
-                for key in islice(remaining, self._num_workers + 1 - len(pending)):
-                    pending.append(self._pool.submit(work, key))
+                for task in islice(remaining, self._num_workers + 1 - len(pending)):
+                    pending.append(self._pool.submit(work, task))
                 if not pending:
                     return
                 yield pending.popleft().result()

@@ -56,7 +56,7 @@ class Checkpoint:
         return sum(file.size_bytes for file in self.files)
 
     def fingerprint(self) -> str:
-        """A hash that no other checkpoint has, without reading all of it. Raises CheckpointError, StorageError.
+        """A hash that no other checkpoint has, from a little of it. Raises CheckpointError or StorageError.
 
         Fine-tunes of one model have equal names, sizes and headers: so it covers times and data samples too.
         """
