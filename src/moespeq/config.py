@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,6 +28,7 @@ _UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+_SIZES = ("device_memory", "host_memory", "link_bytes_per_s")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -66,6 +68,7 @@ class LoadOptions:
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
+    threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
 
     device: Literal["auto", "cpu"] = "auto"
@@ -78,6 +81,7 @@ class LoadOptions:
     prefetch: bool = True
     link_bytes_per_s: float | None = None
     link_threads: int = 2
+    threads: int | None = None
     prefill_rows: int = 8192
 
     def __post_init__(self) -> None:
@@ -85,14 +89,12 @@ class LoadOptions:
             raise UsageError(f"device '{self.device}' is not supported by this version; use 'cpu' or 'auto'.")
         if self.mode not in ("speculative", "on_demand"):
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
-        if self.rows is not None and self.rows not in ROW_BUCKETS:
-            raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows}.")
+        if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
+            raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
         self._check_k()
-        for name in ("ctx_size", "link_threads", "prefill_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, got {value}.")
-        if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
+        for name in ("ctx_size", "link_threads", "prefill_rows", "threads"):
+            _check_count(name, getattr(self, name))
+        if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
             raise UsageError(f"The link bandwidth must be above 0 bytes/s, got {self.link_bytes_per_s}.")
 
     def _check_k(self) -> None:
@@ -100,6 +102,8 @@ class LoadOptions:
             return
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
             raise UsageError(f"k must be 'auto' or a whole number from 0 to {self.row_bucket - 1}, got {self.k!r}.")
+        if self.k and self.mode == "on_demand":
+            raise UsageError(f"on_demand decodes without a draft, got k={self.k}; leave k out.")
         if self.k > self.row_bucket - 1:
             larger = next((rows for rows in ROW_BUCKETS if rows > self.k), None)
             advice = f"load with rows={larger}" if larger else f"the largest k is {ROW_BUCKETS[-1] - 1}"
@@ -119,7 +123,12 @@ class LoadOptions:
         for name in values:
             if name not in known:
                 raise UsageError(f"Unknown option '{name}'.{nearest_name(name, known)}")
-        sizes = {
-            name: parse_bytes(v) for name in ("device_memory", "host_memory") if (v := values.get(name)) is not None
-        }
+        sizes = {name: parse_bytes(v) for name in _SIZES if (v := values.get(name)) is not None}
         return cls(**{**values, **sizes})
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}.")

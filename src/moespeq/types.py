@@ -31,7 +31,7 @@ class ExpertKey(NamedTuple):
 
 
 class Cause(IntEnum):
-    """Why a record is moved; smaller is more urgent (the order of design section 8)."""
+    """Why a record is moved; smaller is more urgent."""
 
     DEMAND = 0
     STAGE = 1

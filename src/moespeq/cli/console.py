@@ -32,7 +32,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 class Bar:
-    """A ProgressSink that draws bytes, rate and time left."""
+    """A ProgressSink that draws bytes, rate and time left, from its first update on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -40,6 +40,7 @@ class Bar:
 
     def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
         if self._task is None:
+            self._progress.start()
             self._task = self._progress.add_task(what, total=total_bytes)
         self._progress.update(self._task, completed=done_bytes, total=total_bytes, description=what)
 
@@ -54,5 +55,8 @@ def progress_bar() -> Iterator[Bar]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err) as progress:
+    progress = Progress(*columns, console=err)
+    try:
         yield Bar(progress)
+    finally:
+        progress.stop()

@@ -29,17 +29,17 @@ def command(
     device_memory: Annotated[
         str,
         typer.Option("--device-memory", metavar="SIZE", help="Memory of each pass; holds a part of the experts."),
-    ] = "7.25MiB",
+    ] = "7MiB",
     host_memory: options.HostMemory = None,
     link_bandwidth: Annotated[
         str, typer.Option("--link-bandwidth", metavar="SIZE", help="Bytes a second of the paced runs.")
-    ] = "10MB",
+    ] = "2.5MB",
     seed: options.Seed = None,
     json: options.Json = False,
 ) -> None:
     """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
     from moespeq.cli.console import err, out, print_json
-    from moespeq.config import format_bytes, parse_bytes
+    from moespeq.config import parse_bytes
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.demo.comparison import run_pass
     from moespeq.nested import Layout
@@ -51,9 +51,9 @@ def command(
     nested, plain = (prepare_cached(MODEL_FOLDER, layout=layout) for layout in (Layout.CODE_WIDTH, Layout.PLAIN))
     speculative = {"k": parse_k(k), "rows": rows}
     kinds: list[tuple[str, Any, dict[str, Any]]] = [
-        ("plain decoding (k = 0)", nested, {**speculative, "k": 0}),
-        (f"speculative (k = {k})", nested, speculative),
-        ("on demand (LRU, bf16 records)", plain, {"mode": "on_demand"}),
+        ("plain (k=0)", nested, {**speculative, "k": 0}),
+        (f"speculative (k={k})", nested, speculative),
+        ("on demand (LRU)", plain, {"mode": "on_demand"}),
     ]
 
     def on_text(text: str) -> None:
@@ -79,7 +79,7 @@ def command(
     if json:
         print_json(_to_json(passes))
         return
-    out.print(_table(passes, f"{format_bytes(bandwidth_bytes_per_s)}/s", device_memory))
+    out.print(_table(passes, f"{bandwidth_bytes_per_s / 1e6:g} MB/s", device_memory))
     same = "identical, token for token" if _is_identical(passes) else "DIFFERENT: this is a bug, please report it"
     out.print(f"The texts of plain and speculative decoding are {same}.", highlight=False)
 
@@ -120,13 +120,14 @@ def _table(passes: Sequence[PassResult], bandwidth: str, device_memory: str) -> 
 
     routes = passes[1].routes
     total = max(1, sum(routes.values()))
-    add("experts that fit at once", [f"{result.num_slots} of 128" for result in passes])
+    add("expert slots", [f"{result.num_slots} of 128" for result in passes])
     add("tokens", [str(result.num_tokens) for result in passes])
     add("committed per round", [f"{result.committed_per_round:.2f}" for result in passes])
-    add("drafted tokens accepted", ["-", f"{passes[1].acceptance:.1%}", "-"])
-    shares = " / ".join(f"{routes[name] / total:.1%}" for name in ("exact", "same_set", "wrong"))
-    add("routes exact / same set / wrong", ["-", shares, "-"])
-    add("KB over the link per token", [f"{result.link_bytes_per_tok / 1e3:.1f}" for result in passes])
+    add("drafts accepted", ["-", f"{passes[1].acceptance:.1%}", "-"])
+    add("draft's routes: exact", ["-", f"{routes['exact'] / total:.1%}", "-"])
+    add("  same set", ["-", f"{routes['same_set'] / total:.1%}", "-"])
+    add("  wrong", ["-", f"{routes['wrong'] / total:.1%}", "-"])
+    add("link KB per token", [f"{result.link_bytes_per_tok / 1e3:.1f}" for result in passes])
     reference_s, reference_paced_s = total_s(passes[2].unpaced), total_s(passes[2].paced)
     add("seconds, unpaced", [_seconds(total_s(result.unpaced), reference_s) for result in passes])
     add(f"seconds at {bandwidth}", [_seconds(total_s(result.paced), reference_paced_s) for result in passes])

@@ -18,6 +18,7 @@ __all__ = [
     "Model",
     "Rows",
     "Seed",
+    "Threads",
     "parse_k",
 ]
 
@@ -35,20 +36,21 @@ Rows = Annotated[
 ]
 DeviceMemory = Annotated[
     str | None,
-    typer.Option("--device-memory", metavar="SIZE", help="Memory of the device, such as 12GiB. [default: auto]"),
+    typer.Option("--device-memory", metavar="SIZE", help="Memory of the device, such as 12GiB; by default auto."),
 ]
 HostMemory = Annotated[
     str | None,
-    typer.Option("--host-memory", metavar="SIZE", help="Host cache in front of the disk. [default: auto]"),
+    typer.Option("--host-memory", metavar="SIZE", help="Host cache in front of the disk; by default auto."),
 ]
-CtxSize = Annotated[int | None, typer.Option("--ctx-size", help="Context length in tokens. [default: auto]")]
+CtxSize = Annotated[int | None, typer.Option("--ctx-size", help="Context length in tokens; by default auto.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="At most this many new tokens.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Key of all randomness. [default: drawn and reported]")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Key of all randomness; by default drawn and reported.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")]
 LinkBandwidth = Annotated[
     str | None,
     typer.Option("--link-bandwidth", metavar="SIZE", help="Pace reads to this many bytes a second, such as 25GB."),
 ]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads that multiply; by default auto.")]
 
 
 def parse_k(text: str) -> int | str:

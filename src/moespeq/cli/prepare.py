@@ -18,12 +18,12 @@ __all__ = ["command"]
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, or a hub id such as org/name.")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The new store. [default: NAME.moespeq]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The new store; by default NAME.moespeq.")] = None,
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option("--format", metavar="nested|code-width|plain", help="Layout of the expert records.")
     ] = "nested",
-    bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2. [default: 4]")] = None,
-    group: Annotated[int | None, typer.Option("--group", help="Weights that share a scale. [default: 64]")] = None,
+    bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2; by default 4.")] = None,
+    group: Annotated[int | None, typer.Option("--group", help="Weights that share a scale; by default 64.")] = None,
     json: options.Json = False,
 ) -> None:
     """Stream a checkpoint into a store; the original may then be deleted. Interrupted, it goes on when run again."""

@@ -21,7 +21,7 @@ def command(
     system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy. [default: the model's]")
+        float | None, typer.Option("--temperature", help="0 is greedy; by default the model's.")
     ] = None,
     top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = None,
     top_p: Annotated[
@@ -43,6 +43,7 @@ def command(
     ctx_size: options.CtxSize = None,
     device_memory: options.DeviceMemory = None,
     host_memory: options.HostMemory = None,
+    threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
     mode: Annotated[
         str,
@@ -65,6 +66,7 @@ def command(
             ctx_size=ctx_size,
             device_memory=device_memory,
             host_memory=host_memory,
+            threads=threads,
             link_bytes_per_s=None if link_bandwidth is None else float(parse_bytes(link_bandwidth)),
             mode=mode,
         )

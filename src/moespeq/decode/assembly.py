@@ -12,6 +12,7 @@ from moespeq.config import LoadOptions
 from moespeq.decode.engine import Engine, EngineParts
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.errors import UsageError
+from moespeq.hardware.cores import physical_cores
 from moespeq.hardware.memory import available_host_bytes
 from moespeq.model.loading import describe, load_config, load_generation_config, load_without_experts
 from moespeq.model.runner import Runner
@@ -85,7 +86,13 @@ def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.
     store = Store.open(path)
     try:
         _check_mode(store, options)
-        plan = plan_memory(needs_of(store), options, available_bytes=available_host_bytes())
+        plan = plan_memory(
+            needs_of(store),
+            options,
+            available_bytes=available_host_bytes(),
+            num_cores=physical_cores(),
+        )
+        torch.set_num_threads(plan.threads)
         return _assemble(store, options, plan, dtype)
     except BaseException:
         store.close()

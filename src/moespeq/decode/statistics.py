@@ -87,6 +87,7 @@ class GenerationStats:
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "committed": self.committed,
             "acceptance": round(self.acceptance, 4),
             "committed_per_round": round(self.committed_per_round, 4),
             "link_bytes": self.link_bytes,

@@ -1,10 +1,6 @@
-"""Additive attention masks for passes over a static cache, and the length bucket a position belongs to.
+"""Additive attention masks for passes over a static cache.
 
 Shapes: T rows of a pass, B length bucket.
-
-The bucket is a function of position only, so a token is computed over the same length whatever round it falls into; a
-round is cut before the bucket would change. Where a model switches its rotary embedding at a length (long-rope), that
-length is a bucket edge too.
 """
 
 from __future__ import annotations
@@ -14,28 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["LengthBuckets", "MaskBuilder"]
-
-_SMALLEST_BUCKET = 256
-
-
-class LengthBuckets:
-    """Edges 256, 512, 1024, ... up to the context, and any length at which the model itself changes."""
-
-    def __init__(self, context_tok: int, switch_lengths: Sequence[int] = ()) -> None:
-        edges = {context_tok, *(length for length in switch_lengths if 0 < length < context_tok)}
-        length = _SMALLEST_BUCKET
-        while length < context_tok:
-            edges.add(length)
-            length *= 2
-        self._edges = sorted(edges)
-
-    def above(self, position: int) -> int:
-        """The smallest edge above `position`."""
-        for edge in self._edges:
-            if edge > position:
-                return edge
-        raise AssertionError(f"position {position} lies past the context of {self._edges[-1]}")
+__all__ = ["MaskBuilder"]
 
 
 class MaskBuilder:

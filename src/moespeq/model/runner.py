@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from moespeq.buckets import LengthBuckets
 from moespeq.model.experts import Experts, ExpertsSwitch, tag
 from moespeq.model.kv_cache import SharedCache
-from moespeq.model.masks import LengthBuckets, MaskBuilder
+from moespeq.model.masks import MaskBuilder
 from moespeq.model.quantizer import experts_modules
 
 __all__ = ["Runner"]
@@ -30,7 +31,8 @@ class Runner:
         self.model, self.context_tok, self.rows = model, context_tok, rows
         self.device: torch.device = model.device
         self.buckets = LengthBuckets(context_tok, _rope_switch_lengths(config))
-        self._cache = SharedCache(config.num_hidden_layers, context_tok + rows, self.device)
+        length_tok = self.buckets.storage_tok(context_tok, rows)
+        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device)
         self._masks = MaskBuilder(config, model.dtype, self.device)
         self._switch = ExpertsSwitch()
         tag([module for _, module in experts_modules(model)], self._switch)
@@ -60,7 +62,7 @@ class Runner:
 
     def max_k(self, position: int) -> int:
         """The longest draft a round at `position` may have: rows, the context and the length bucket bound it."""
-        return min(self.rows - 1, self.buckets.above(position) - 1 - position)
+        return min(self.rows, self.buckets.above(position) - position, self.context_tok - position) - 1
 
     def _forward(
         self,

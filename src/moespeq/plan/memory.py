@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moespeq.buckets import LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.errors import BudgetError, UsageError
+from moespeq.plan.threads import plan_threads
 from moespeq.types import ModelShape
 
 __all__ = ["MemoryNeeds", "MemoryPlan", "plan_memory"]
@@ -49,6 +51,7 @@ class MemoryPlan:
     num_slots: int
     host_bytes: int
     context_tok: int
+    threads: int
     reasons: Mapping[str, str]
 
     @property
@@ -62,12 +65,13 @@ class MemoryPlan:
         return self.dense_bytes + self.base_bytes + self.kv_bytes + self.workspace_bytes + self.slots_bytes
 
 
-def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: int) -> MemoryPlan:
+def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: int, num_cores: int = 1) -> MemoryPlan:
     """Resolve context, budget and slots. Raises BudgetError with the amount missing, or UsageError."""
     reasons: dict[str, str] = {}
     context_tok = _resolve_context(needs.shape, options, reasons)
     base_bytes = 0 if options.mode == "on_demand" else needs.base_bytes
-    kv_bytes = (context_tok + options.row_bucket) * needs.shape.kv_bytes_per_tok
+    kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
+    kv_bytes = kv_tok * needs.shape.kv_bytes_per_tok
     workspace_bytes = _workspace_bytes(needs.shape, options, context_tok)
     fixed_bytes = needs.dense_bytes + base_bytes + kv_bytes + workspace_bytes
     host_bytes = options.host_memory if options.host_memory is not None else 0
@@ -88,6 +92,7 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: in
         num_slots=num_slots,
         host_bytes=host_bytes,
         context_tok=context_tok,
+        threads=plan_threads(needs.shape, options.threads, num_cores, reasons),
         reasons=reasons,
     )
     _check_available(plan, available_bytes)
