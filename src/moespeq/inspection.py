@@ -7,8 +7,9 @@ from typing import Any
 
 from moespeq.config import format_bytes
 from moespeq.decode.assembly import needs_of
+from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
-from moespeq.prepare import is_store, resolve_source
+from moespeq.prepare import is_store
 from moespeq.store import Store, open_checkpoint
 
 __all__ = ["describe_model"]
@@ -17,7 +18,9 @@ __all__ = ["describe_model"]
 def describe_model(source: str | Path) -> dict[str, Any]:
     """What `moespeq info` prints: kind, family, experts, and for a store formats and sizes. Raises MoespeqError."""
     path = Path(source)
-    return _describe_store(path) if is_store(path) else _describe_checkpoint(resolve_source(source))
+    if not path.is_dir():
+        raise UsageError(f"{source} is no local folder; `moespeq prepare {source}` downloads a hub id.")
+    return _describe_store(path) if is_store(path) else _describe_checkpoint(path)
 
 
 def _describe_store(path: Path) -> dict[str, Any]:

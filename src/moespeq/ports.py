@@ -1,4 +1,4 @@
-"""The four ways policy meets the world. `residency` knows these protocols and nothing behind them, so that the same
+"""The three ways policy meets the world. `residency` knows these protocols and nothing behind them, so that the same
 policy runs on CUDA, on CPU threads and on a virtual clock.
 
 Ordering contract of a Mover: the engine thread owns all policy state. A mover may run threads or streams of its own,
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from moespeq.types import Completion, ExpertKey, Fetch, StepReport
+from moespeq.types import Completion, ExpertKey, Fetch
 
-__all__ = ["Clock", "Mover", "RecordSource", "Recorder"]
+__all__ = ["Clock", "Mover", "RecordSource"]
 
 
 @runtime_checkable
@@ -54,15 +54,4 @@ class Mover(Protocol):
 
     def close(self) -> None:
         """Wait for what is in flight, then release threads and files. Calling it twice is allowed."""
-        ...
-
-
-@runtime_checkable
-class Recorder(Protocol):
-    """Receives what happened; must be cheap and must not raise."""
-
-    def round(self, report: StepReport) -> None: ...
-
-    def routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
-        """True routes of one layer of a verify pass: `rows[r]` holds the K expert ids of live row r."""
         ...

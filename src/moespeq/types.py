@@ -17,8 +17,6 @@ __all__ = [
     "Fetch",
     "FinishReason",
     "ModelShape",
-    "Outcome",
-    "Prediction",
     "StepReport",
 ]
 
@@ -38,14 +36,6 @@ class Cause(IntEnum):
     SATURATE = 2
     PREFETCH = 3
     PRIME = 4
-
-
-class Outcome(Enum):
-    """What a layer found when it asked for an expert."""
-
-    HIT = "hit"
-    LATE = "late"
-    MISS = "miss"
 
 
 class FinishReason(Enum):
@@ -73,15 +63,6 @@ class Completion:
     fetch: Fetch
     seconds: float
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One expert the draft used at one step: `confidence` in (0, 1] is the chance that its token survives."""
-
-    key: ExpertKey
-    step: int
-    confidence: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,9 @@ def test_a_context_longer_than_the_model_was_made_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [17, 33, 65])
-def test_the_cache_holds_the_context_and_one_row_bucket(rows: int) -> None:
-    assert planned(rows=rows, ctx_size=100).kv_bytes == (100 + rows) * 1000
+def test_the_cache_holds_its_longest_bucket_or_the_context_and_one_row_bucket(rows: int) -> None:
+    assert planned(rows=rows, ctx_size=100).kv_bytes == 256 * 1000
+    assert planned(rows=rows, ctx_size=256).kv_bytes == (256 + rows) * 1000
 
 
 def test_on_demand_gives_the_bases_room_to_slots() -> None:
@@ -159,7 +160,15 @@ def test_workspace_grows_with_prefill_rows_only_up_to_the_context() -> None:
     assert small.workspace_bytes < whole.workspace_bytes == more.workspace_bytes
 
 
+def test_products_too_small_to_share_run_on_one_thread_unless_asked_otherwise() -> None:
+    large = replace(SHAPE, matrices=(("up", 4096, 1024), ("down", 1024, 2048)))
+    for shape, threads in ((SHAPE, 1), (large, 8)):
+        needs = replace(NEEDS, shape=shape)
+        assert plan_memory(needs, LoadOptions(), available_bytes=64 * GIB, num_cores=8).threads == threads
+    assert planned(threads=3).threads == 3
+
+
 def test_every_automatic_figure_has_a_reason() -> None:
-    assert set(planned().reasons) == {"ctx_size", "device_memory", "host_memory", "num_slots"}
-    given = planned(ctx_size=100, device_memory=GIB, host_memory=0)
+    assert set(planned().reasons) == {"ctx_size", "device_memory", "host_memory", "num_slots", "threads"}
+    given = planned(ctx_size=100, device_memory=GIB, host_memory=0, threads=2)
     assert set(given.reasons) == {"num_slots"}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from moespeq.cli import options
 
 __all__ = ["command"]
 
 
-def command(model: options.Model, *, json: options.Json = False) -> None:
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A store or a checkpoint folder.")],
+    *,
+    json: options.Json = False,
+) -> None:
     """Describe a store or checkpoint."""
     from moespeq.cli.console import out, print_json
     from moespeq.inspection import describe_model

@@ -62,7 +62,7 @@ class SpeculativeLoop:
         self._runner, self._residency, self._governor, self._clock = runner, residency, governor, clock
         self._prefill_rows, self._stream_from_rows = prefill_rows, stream_from_rows
         self._draft = DraftExperts(weights, self._on_draft_routes)
-        self._target = TargetExperts(weights, residency, self._on_target_routes)
+        self._target = TargetExperts(weights, residency)
         self._round = _Round()
         self._position = 0  # of the last committed token
         self._token = 0
@@ -119,7 +119,7 @@ class SpeculativeLoop:
 
     def _prefill(self, prompt: Sequence[int], *, num_logits: int) -> Iterator[torch.Tensor]:
         """Logits of the last `num_logits` rows of each chunk (0: all)."""
-        self._target.row_tile = None
+        self._target.row_tile, self._target.on_routes = None, None
         for start in range(0, len(prompt), self._prefill_rows):
             chunk = prompt[start : start + self._prefill_rows]
             is_streamed = len(chunk) >= self._stream_from_rows
@@ -154,6 +154,7 @@ class SpeculativeLoop:
     def _verify(self, drafted: Sequence[int]) -> torch.Tensor:
         self._target.live_rows = len(drafted) + 1
         self._target.row_tile = ROW_TILE if self._runner.rows > 1 else 1
+        self._target.on_routes = self._on_target_routes if drafted else None
         return self._runner.verify([self._token, *drafted], self._position, self._target)
 
     def _on_draft_routes(self, layer: int, rows: list[list[int]]) -> None:

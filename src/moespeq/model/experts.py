@@ -65,11 +65,11 @@ class DraftExperts:
 
 @dataclass(slots=True)
 class TargetExperts:
-    """The exact bf16 experts, from whatever slot their record arrives in."""
+    """The exact bf16 experts, from whatever slot their record arrives in; `on_routes` where wanted."""
 
     weights: ExpertWeights
     residency: Residency
-    on_routes: Callable[[int, list[list[int]]], None]
+    on_routes: Callable[[int, list[list[int]]], None] | None = None
     live_rows: int = 0
     row_tile: int | None = None
 
@@ -77,7 +77,8 @@ class TargetExperts:
         self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         live, top_k = routes[: self.live_rows], routes.shape[1]
-        self.on_routes(layer, live.tolist())
+        if self.on_routes is not None:
+            self.on_routes(layer, live.tolist())
         pairs_of = group_by_expert(live)
         products = hidden.new_zeros(routes.numel(), hidden.shape[1])  # [T * K, H]
         for wave in self.residency.acquire(layer, list(pairs_of)):
