@@ -21,8 +21,9 @@ from rich.progress import (
 
 __all__ = ["Bar", "err", "out", "print_json", "progress_bar"]
 
-out = Console(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+# No markup and no highlighting: names and paths are shown as they are, square brackets included.
+out = Console(soft_wrap=True, markup=False, highlight=False)
+err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -49,7 +50,7 @@ class Bar:
 def progress_bar() -> Iterator[Bar]:
     """A bar on stderr while the block runs; where stderr is no terminal, only its last state is printed."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
@@ -59,4 +60,5 @@ def progress_bar() -> Iterator[Bar]:
     try:
         yield Bar(progress)
     finally:
-        progress.stop()
+        if progress.live.is_started:  # stopping one that never began would print an empty line
+            progress.stop()

@@ -61,10 +61,10 @@ def command(
         text_to.flush()
 
     for number, question in enumerate(asked, start=1):
-        console.print(f"Question {number}: {question.question} [dim](answer: {question.answer})[/]", highlight=False)
+        console.print(f"Question {number}: {question.question} [dim](answer: {question.answer})[/]", markup=True)
     passes: list[PassResult] = []
     for name, store, mode in kinds:
-        console.print(f"\n[bold]{name}[/]", highlight=False)
+        console.print(f"\n[bold]{name}[/]", markup=True)
         passes.append(
             run_pass(
                 name,
@@ -81,7 +81,7 @@ def command(
         return
     out.print(_table(passes, f"{bandwidth_bytes_per_s / 1e6:g} MB/s", device_memory))
     same = "identical, token for token" if _is_identical(passes) else "DIFFERENT: this is a bug, please report it"
-    out.print(f"The texts of plain and speculative decoding are {same}.", highlight=False)
+    out.print(f"The texts of plain and speculative decoding are {same}.")
 
 
 def _is_identical(passes: Sequence[PassResult]) -> bool:
@@ -92,9 +92,13 @@ def _is_identical(passes: Sequence[PassResult]) -> bool:
 
 
 def _to_json(passes: Sequence[PassResult]) -> dict[str, Any]:
+    """The keys of `run --json` for the speculative pass, all answers together, and the comparison."""
     speculative, on_demand = passes[1], passes[2]
     names = ("rounds", "drafted", "accepted", "hits", "late", "misses", "link_bytes", "wasted_bytes")
     return {
+        "text": "\n\n".join(result.text for result in speculative.unpaced),
+        "tokens": [token for tokens in speculative.tokens for token in tokens],
+        "finish_reason": speculative.unpaced[-1].finish_reason.value,
         "identical": _is_identical(passes),
         **{name: speculative.total(name) for name in names},
         "committed_per_round": round(speculative.committed_per_round, 4),

@@ -31,4 +31,4 @@ def command(
     if json:
         print_json({"checkpoint": str(folder), "files": files})
     else:
-        console.print(f"{folder}: {len(files)} files, byte-identical to the source", highlight=False)
+        console.print(f"{folder}: {len(files)} files, byte-identical to the source")

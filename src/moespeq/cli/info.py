@@ -26,4 +26,4 @@ def command(
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        out.print(f"{name.replace('_', ' '):<{width}}  {value}", highlight=False)
+        out.print(f"{name.replace('_', ' '):<{width}}  {value}")

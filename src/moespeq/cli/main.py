@@ -15,7 +15,6 @@ from moespeq.errors import MoespeqError
 __all__ = ["app", "run"]
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 COMMANDS = ("run", "prepare", "verify", "export", "info", "demo")
 
 app = typer.Typer(
@@ -50,17 +49,20 @@ def run() -> None:
     # long as the work (measured with two other processes on two cores).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False))  # which makes an interrupt 130, and a reader that went away a quiet 1
     except MoespeqError as error:
         _fail(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        typer.echo("moespeq: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except typer.TyperException as error:
-        _fail(f"{error.format_message().rstrip('.')}. `moespeq --help` lists commands and options.")
+        _fail(_explain(error))
+
+
+def _explain(error: typer.TyperException) -> str:
+    """A wrong command line in one sentence, with the nearest option where one was mistyped."""
+    possible = getattr(error, "possibilities", None)
+    if possible:
+        return f"{error.message}. Did you mean '{possible[0]}'?"
+    message = error.format_message()
+    return message if message.endswith("?") else f"{message.rstrip('.')}; `moespeq --help` lists commands and options."
 
 
 def _fail(sentence: str) -> None:

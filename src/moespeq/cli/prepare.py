@@ -39,7 +39,7 @@ def command(
     if json:
         print_json({"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()})
     else:
-        console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {store} -p ...`", highlight=False)
+        console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {store} -p ...`")
 
 
 def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout, BaseFormat]:

@@ -20,6 +20,7 @@ def command(
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the model's chat template.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
+    min_new_tokens: Annotated[int | None, typer.Option("--min-new-tokens", help="No end before this many.")] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="0 is greedy; by default the model's.")
     ] = None,
@@ -54,9 +55,8 @@ def command(
     """Answer one prompt, token by token as rounds commit them."""
     from moespeq.api import load
     from moespeq.cli.console import err, print_json, progress_bar
-    from moespeq.config import parse_bytes
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
     with progress_bar() as bar:
         engine = load(
             model,
@@ -67,11 +67,12 @@ def command(
             device_memory=device_memory,
             host_memory=host_memory,
             threads=threads,
-            link_bytes_per_s=None if link_bandwidth is None else float(parse_bytes(link_bandwidth)),
+            link_bytes_per_s=link_bandwidth,
             mode=mode,
         )
     sampling: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -107,5 +108,4 @@ def command(
                 f"{stats.committed_per_round:.2f} committed a round, {stats.acceptance:.0%} of drafts accepted; "
                 f"{stats.hits} hits, {stats.late} late, {stats.misses} misses; seed {stats.seed}",
                 style="dim",
-                highlight=False,
             )

@@ -32,4 +32,4 @@ def command(
     if json:
         print_json({"store": str(store), "intact": True, **asdict(report)})
         return
-    console.print(f"{store} is intact: {report.summary()}", highlight=False)
+    console.print(f"{store} is intact: {report.summary()}")

@@ -7,6 +7,7 @@ time may call; a second generation while one runs is refused, not queued.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineParts", "GenerationStream", "Prompt"]
 
 Prompt = str | Sequence[int]
+_Claim = Callable[["weakref.ref[GenerationStream]"], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,12 @@ class GenerationStream:
     The engine is claimed at the first piece and given back after the last, by `close`, or when the stream is dropped.
     """
 
-    def __init__(
-        self, generation: Generation, cancelled: threading.Event, claim: Callable[[Self], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, generation: Generation, cancelled: threading.Event, claim: _Claim) -> None:
         self._generation, self._cancelled = generation, cancelled
-        self._pieces = self._iterate(claim)
+        self._pieces = _claimed(generation, claim, weakref.ref(self))
 
-    def __iter__(self) -> Iterator[StreamPiece]:
-        return self._pieces
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> StreamPiece:
         return next(self._pieces)
@@ -88,9 +88,13 @@ class GenerationStream:
         with suppress(ValueError):  # what closing a generator that is executing raises
             self.close()
 
-    def _iterate(self, claim: Callable[[Self], AbstractContextManager[None]]) -> Generator[StreamPiece, None, None]:
-        with claim(self):
-            yield from self._generation
+
+def _claimed(
+    generation: Generation, claim: _Claim, stream: weakref.ref[GenerationStream]
+) -> Generator[StreamPiece, None, None]:
+    """A generation that holds the engine. It must not hold its stream, or dropping that would not end it."""
+    with claim(stream):
+        yield from generation
 
 
 class Engine:
@@ -99,7 +103,7 @@ class Engine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._busy = threading.Lock()
-        self._running: GenerationStream | None = None
+        self._running: weakref.ref[GenerationStream] | None = None
         self._is_closed = False
 
     @property
@@ -159,8 +163,7 @@ class Engine:
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
         tokens = self._encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
-        sink = sink or TextStream(self._parts.tokenizer or _NoText(), params.stop)
-        return self._start(tokens, params, sink, limit_tok, choice_index)
+        return self._start(tokens, params, sink or self._text_stream(params.stop), limit_tok, choice_index)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
@@ -176,8 +179,9 @@ class Engine:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._running is not None:
-            self._running.abort()
+        running = self._running() if self._running is not None else None
+        if running is not None:
+            running.abort()
         with self._busy:
             self._parts.close()
 
@@ -188,7 +192,7 @@ class Engine:
         self.close()
 
     @contextmanager
-    def _claim(self, stream: GenerationStream | None) -> Iterator[None]:
+    def _claim(self, stream: weakref.ref[GenerationStream] | None) -> Iterator[None]:
         """Claim the engine for one generation. Raises UsageError when it is closed or busy."""
         if self._is_closed:
             raise UsageError("The engine is closed; load it again.")
@@ -221,6 +225,12 @@ class Engine:
             is_cancelled=cancelled.is_set,
         )
         return GenerationStream(generation, cancelled, self._claim)
+
+    def _text_stream(self, stop: tuple[str, ...]) -> TextStream:
+        decoder = self._parts.tokenizer
+        if decoder is None and stop:
+            raise UsageError("Stop texts are found by the tokenizer and this checkpoint has none; use eos_token_ids.")
+        return TextStream(decoder or _NoText(), stop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]

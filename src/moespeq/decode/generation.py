@@ -14,6 +14,7 @@ from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
+from moespeq.errors import UsageError
 from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.types import FinishReason, StepReport
@@ -83,8 +84,9 @@ class Generation:
 
     @property
     def result(self) -> GenerationResult:
-        """The finished generation."""
-        assert self._result is not None, "iterate the generation to its end first"
+        """The finished generation. Raises UsageError before its end."""
+        if self._result is None:
+            raise UsageError("The generation has no result yet; iterate the stream to its end first.")
         return self._result
 
     def __iter__(self) -> Iterator[StreamPiece]:

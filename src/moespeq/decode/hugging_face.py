@@ -1,7 +1,7 @@
 """The Hugging Face face: a PreTrainedModel whose ordinary `generate` runs the speculative loop.
 
 transformers prepares everything as usual (generation config, processors, stopping criteria) and then calls our decoding
-function in place of its own. It drops `streamer` and `tokenizer` for such a function, so they are bound beforehand.
+function in place of its own. It drops `streamer` and `tokenizer` for such a function, so we carry them past it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from transformers import (
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
-    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -32,6 +31,7 @@ from moespeq.errors import UsageError
 
 __all__ = ["speculative_model"]
 
+# Made from a generation config, these are applied by our sampler, on all rows at once.
 _APPLIED_BY_US = (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
@@ -40,6 +40,7 @@ _APPLIED_BY_US = (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+_OUR_OWN_OFF = {"min_new_tokens": 0, "min_p": 0.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0}
 _NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -57,26 +58,30 @@ class _SpeculativeGeneration:
     """Mixed in before a model class."""
 
     moespeq_engine: Engine
+    moespeq_tokenizer: Any = None  # of the running call
 
     @torch.no_grad()
     def generate(
         self,
         inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
         *,
         streamer: Any = None,
         tokenizer: Any = None,
         **kwargs: Any,
     ) -> Any:
         """As transformers' `generate`, for one sequence."""
-        config: GenerationConfig | None = kwargs.get("generation_config")
-        stop_strings = kwargs.pop("stop_strings", None) or getattr(config, "stop_strings", None)
-        if stop_strings is not None:
-            if tokenizer is None:
-                raise UsageError("stop_strings need the tokenizer: pass tokenizer=... to generate as well.")
-            criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
-            kwargs["stopping_criteria"] = [*criteria, StopStringCriteria(tokenizer, stop_strings)]
-        decode = functools.partial(_decode, streamer=streamer)
-        return super().generate(inputs, custom_generate=decode, **kwargs)  # type: ignore[misc]
+        decode = functools.partial(_decode, streamer=streamer, has_custom=bool(kwargs.get("logits_processor")))
+        self.moespeq_tokenizer = tokenizer
+        try:
+            return super().generate(inputs, generation_config, custom_generate=decode, **kwargs)  # type: ignore[misc]
+        finally:
+            self.moespeq_tokenizer = None
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        """With the tokenizer, which stop strings need wherever they are set."""
+        kwargs["tokenizer"] = self.moespeq_tokenizer
+        return super()._get_stopping_criteria(*args, **kwargs)  # type: ignore[misc]
 
 
 def _decode(
@@ -87,13 +92,13 @@ def _decode(
     generation_config: GenerationConfig,
     *,
     streamer: Any = None,
+    has_custom: bool = False,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """transformers' decoding method: input_ids [1, n] -> sequences [1, n + new]."""
-    _check_supported(input_ids, generation_config, model_kwargs.get("attention_mask"))
+    _check_supported(input_ids, generation_config, model_kwargs)
     engine: Engine = model.moespeq_engine
     prompt: list[int] = input_ids[0].tolist()
-    others = tuple(processor for processor in logits_processor if not isinstance(processor, _APPLIED_BY_US))
     if streamer is not None:
         streamer.put(input_ids.cpu())
     stream = engine.stream(
@@ -102,7 +107,7 @@ def _decode(
         sink=_CriteriaSink(input_ids, stopping_criteria, streamer),
         max_new_tokens=generation_config.max_length - len(prompt),
         seed=int(torch.randint(2**53, ())) if generation_config.do_sample else 0,
-        logits_processors=others,
+        **_processing(logits_processor, generation_config, has_custom),
     )
     for _ in stream:
         pass
@@ -113,11 +118,27 @@ def _decode(
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-def _check_supported(input_ids: torch.Tensor, config: GenerationConfig, mask: torch.Tensor | None) -> None:
-    if input_ids.shape[0] != 1 or config.num_beams not in (None, 1):
+def _processing(processors: LogitsProcessorList, config: GenerationConfig, has_custom: bool) -> dict[str, Any]:
+    """Sampling options that apply `processors`: our own where all are the config's, else each of them in its order.
+
+    A custom processor may replace, precede or repeat a built-in of its class, so then ours are all turned off.
+    """
+    if not has_custom and all(type(processor) in _APPLIED_BY_US for processor in processors):
+        return {}
+    temperature = {"temperature": 1.0} if config.do_sample else {}
+    return {"logits_processors": tuple(processors), **_OUR_OWN_OFF, **temperature}
+
+
+def _check_supported(input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    if (config.num_beams or 1) > 1:
+        raise UsageError(f"Beam search is not supported, got num_beams={config.num_beams}; leave it out.")
+    if input_ids.shape[0] != 1:
         raise UsageError(
             f"One sequence at a time is supported, got a batch of {input_ids.shape[0]}; call generate for each."
         )
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise UsageError("inputs_embeds are not supported by speculative decoding; give input_ids.")
+    mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.bool().all()):
         raise UsageError("The prompt has masked (padding) tokens; give it without padding.")
     wanted = [name for name in _NOT_RETURNED if getattr(config, name, None)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from moespeq.errors import CheckpointError, UsageError
+from moespeq.errors import CheckpointError, PromptError, UsageError
 
 __all__ = ["Tokenizer"]
 
@@ -33,14 +33,21 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the special tokens the model was trained with."""
-        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise UsageError("This model has no chat template; use a plain prompt instead.")
         text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes of a command line or file that were not UTF-8
+            raise PromptError(f"The prompt is not valid UTF-8 at character {error.start}; convert it first.") from None
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
         """Text of `ids`, spaces untouched."""

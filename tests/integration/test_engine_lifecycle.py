@@ -1,0 +1,214 @@
+"""Whatever ends a generation, a cancel, a close, an error or a disk, the engine is free again and answers as before."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import moespeq
+from engines import open_tight
+from moespeq.decode.engine import Engine
+from moespeq.errors import StorageError, UsageError
+from moespeq.types import FinishReason
+
+NUM_SLOTS = 12
+PROMPT = "What a draft predicts"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_store: Path) -> Iterator[Engine]:
+    with open_tight(tiny_store, NUM_SLOTS, k=4) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def answer(engine: Engine) -> tuple[int, ...]:
+    return text(engine)
+
+
+@pytest.fixture(autouse=True)
+def _engine_is_free_and_answers_as_before(engine: Engine, answer: tuple[int, ...]) -> Iterator[None]:
+    yield
+    assert text(engine) == answer
+    engine._parts.residency.check()
+
+
+def text(engine: Engine, **sampling: Any) -> tuple[int, ...]:
+    return engine.generate(PROMPT, max_new_tokens=12, ignore_eos=True, **sampling).tokens
+
+
+def test_a_cancelled_stream_ends_after_its_round_and_says_so(engine: Engine, answer: tuple[int, ...]) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=400, ignore_eos=True)
+    next(stream)
+    stream.cancel()
+    assert [piece for piece in stream if piece.tokens] == []
+    assert stream.result.finish_reason is FinishReason.CANCELLED
+    assert stream.result.tokens == answer[:1]
+
+
+def test_another_thread_may_cancel(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=400, ignore_eos=True)
+    next(stream)
+    canceller = threading.Thread(target=stream.cancel)
+    canceller.start()
+    num_pieces = sum(1 for _ in stream)
+    canceller.join()
+    assert stream.result.finish_reason is FinishReason.CANCELLED
+    assert num_pieces < 400
+
+
+def test_a_stream_closed_early_frees_the_engine(engine: Engine, answer: tuple[int, ...]) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=400)
+    next(stream)
+    stream.close()
+    stream.close()
+    assert text(engine) == answer
+    assert list(stream) == []
+
+
+def test_a_stream_dropped_early_frees_the_engine(engine: Engine, answer: tuple[int, ...]) -> None:
+    for _ in engine.stream(PROMPT, max_new_tokens=400):
+        break
+    assert text(engine) == answer
+
+
+def test_a_stream_never_begun_does_not_hold_the_engine(engine: Engine, answer: tuple[int, ...]) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=400)
+    assert text(engine) == answer
+    stream.close()
+
+
+def test_a_second_generation_is_refused_while_one_runs(engine: Engine) -> None:
+    first = engine.stream(PROMPT, max_new_tokens=400)
+    next(first)
+    for second in (
+        lambda: engine.generate(PROMPT),
+        lambda: next(engine.stream(PROMPT)),
+        lambda: engine.prompt_logits(PROMPT),
+    ):
+        with pytest.raises(UsageError, match="generating already, one sequence at a time"):
+            second()
+    next(first)  # and the first goes on
+    first.close()
+
+
+def test_an_error_of_the_callers_processor_passes_through(engine: Engine) -> None:
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 20:
+            raise ZeroDivisionError("the caller's own")
+        return scores
+
+    with pytest.raises(ZeroDivisionError):
+        text(engine, logits_processors=broken)
+
+
+def test_an_interrupt_in_a_round_leaves_nothing_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._parts.loop._target.weights.__class__, "exact", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            text(engine)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_damaged_record_is_named_and_the_engine_lives_on_when_it_is_restored(
+    tiny_store: Path, tmp_path: Path, answer: tuple[int, ...], k: int
+) -> None:
+    store = shutil.copytree(tiny_store, tmp_path / "store")
+    experts = store / "experts.bin"
+    whole = experts.read_bytes()
+    with open_tight(store, NUM_SLOTS, k=k) as engine:
+        damaged = bytearray(whole)
+        for position in range(50, len(whole), 1000):  # every record, bases stay whole
+            damaged[position] ^= 16
+        experts.write_bytes(damaged)
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"experts\.bin.*checksum") as caught:
+                text(engine)
+            assert "\n" not in str(caught.value)
+        experts.write_bytes(whole)
+        assert text(engine) == answer
+        engine._parts.residency.check()
+
+
+def test_a_record_that_fails_only_as_a_guess_costs_no_token(
+    tiny_store: Path, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moespeq.store import DiskSource
+
+    reads, honest = iter(range(10**6)), DiskSource.read_into
+
+    def flaky(self: DiskSource, key: Any, buffer: memoryview) -> None:
+        if threading.current_thread().name.endswith("-0") and next(reads) % 3 == 2:
+            raise OSError("flaky link")
+        honest(self, key, buffer)
+
+    monkeypatch.setattr(DiskSource, "read_into", flaky)
+    with open_tight(tiny_store, NUM_SLOTS, k=4) as engine:
+        for _ in range(12):
+            try:
+                assert text(engine) == answer
+            except StorageError as error:
+                assert "flaky link" in str(error)  # noqa: PT017 - either outcome is right, a wrong text is not
+            engine._parts.residency.check()
+
+
+def test_a_closed_engine_refuses_politely(tiny_store: Path) -> None:
+    with open_tight(tiny_store, NUM_SLOTS) as engine:
+        stream = engine.stream(PROMPT, max_new_tokens=400)
+        next(stream)
+    assert list(stream) == []
+    engine.close()
+    with pytest.raises(UsageError, match="The engine is closed; load it again"):
+        text(engine)
+    with pytest.raises(UsageError, match="The engine is closed"):
+        engine.prompt_logits(PROMPT)
+
+
+def test_closing_while_another_thread_generates_ends_that_generation(tiny_store: Path) -> None:
+    engine, begun, reasons = open_tight(tiny_store, NUM_SLOTS, k=0), threading.Event(), []
+
+    def generate() -> None:
+        stream = engine.stream(PROMPT, max_new_tokens=400, ignore_eos=True)
+        for _ in stream:
+            begun.set()
+        reasons.append(stream.result.finish_reason)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    begun.wait()
+    engine.close()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert reasons in ([FinishReason.CANCELLED], [])
+
+
+def test_no_thread_outlives_its_engine(tiny_store: Path) -> None:
+    before = threading.active_count()
+    with open_tight(tiny_store, NUM_SLOTS, link_threads=3):
+        assert threading.active_count() == before + 3
+    assert threading.active_count() == before
+
+
+def test_load_takes_a_store_or_a_checkpoint_and_prepares_it_once(
+    tiny_store: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, ...]
+) -> None:
+    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
+    with moespeq.load(tiny_store, device_memory="64MiB", k=4) as from_store:
+        assert text(from_store) == answer
+    with moespeq.load(str(tiny_checkpoint), k=4) as from_checkpoint:
+        assert text(from_checkpoint) == answer
+    (made,) = (tmp_path / "cache").iterdir()
+    made_at = (made / "experts.bin").stat().st_mtime_ns
+    moespeq.load(tiny_checkpoint).close()
+    assert (made / "experts.bin").stat().st_mtime_ns == made_at
+    with pytest.raises(UsageError, match="Did you mean 'ctx_size'"):
+        moespeq.load(tiny_store, ctx_sise=100)

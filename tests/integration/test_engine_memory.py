@@ -1,0 +1,213 @@
+"""Memory decides how much crosses the link and how long it takes, and never a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import memory_for, noisy_draft, open_tight, prompts
+from moespeq.config import LoadOptions, format_bytes
+from moespeq.decode.assembly import open_engine
+from moespeq.decode.engine import Engine
+from moespeq.decode.generation import GenerationResult
+from moespeq.errors import BudgetError, UsageError
+from moespeq.store import DiskSource, Store
+from moespeq.types import ExpertKey
+
+NUM_RECORDS = 48
+PROMPT = prompts(1, length=20)[0]
+
+
+def generate(engine: Engine, num_tok: int = 16) -> GenerationResult:
+    return engine.generate(PROMPT, max_new_tokens=num_tok, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def answer(tiny_store: Path) -> tuple[int, ...]:
+    """Greedy text with every expert resident."""
+    with open_tight(tiny_store, NUM_RECORDS, k=0) as engine:
+        return generate(engine).tokens
+
+
+@contextmanager
+def counted_disk(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bytes of every record read from disk."""
+    read, honest = [], DiskSource.read_into
+
+    def counting(self: DiskSource, key: ExpertKey, buffer: memoryview) -> None:
+        read.append(self.num_bytes(key))
+        honest(self, key, buffer)
+
+    with patch.context() as inner:
+        inner.setattr(DiskSource, "read_into", counting)
+        yield read
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("num_slots", [1, 2, 5, 47])
+def test_any_number_of_slots_gives_the_same_text(
+    tiny_store: Path, answer: tuple[int, ...], num_slots: int, k: int
+) -> None:
+    with open_tight(tiny_store, num_slots, k=k) as engine:
+        assert engine.plan.num_slots == num_slots
+        assert generate(engine).tokens == answer
+        engine._parts.residency.check()
+
+
+def test_fewer_slots_move_more_bytes_and_all_slots_move_each_record_once(tiny_store: Path) -> None:
+    moved = []
+    for num_slots in (2, 12, NUM_RECORDS):
+        with open_tight(tiny_store, num_slots, k=4) as engine:
+            generate(engine)
+            moved.append(generate(engine).stats.link_bytes)
+    assert moved[0] > moved[1] > moved[2]
+    with Store.open(tiny_store) as store:
+        all_bytes = sum(store.record_bytes(key) for key in store.keys())  # noqa: SIM118 - a Store is no mapping
+    assert moved[2] <= all_bytes
+
+
+def test_a_budget_below_one_slot_is_refused_before_anything_is_loaded(tiny_store: Path) -> None:
+    least_bytes = memory_for(tiny_store, 1)
+    with open_engine(tiny_store, LoadOptions(device_memory=least_bytes)) as engine:
+        assert engine.plan.num_slots == 1
+    expected = f"is 100 B too small: .* give at least {format_bytes(least_bytes)}"
+    with pytest.raises(BudgetError, match=expected):
+        open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100))
+
+
+def test_the_engine_takes_what_the_plan_says(tiny_store: Path) -> None:
+    with open_tight(tiny_store, 7, k=4) as engine:
+        generate(engine)
+        parts, plan = engine._parts, engine.plan
+        dense_bytes = sum(tensor.nbytes for tensor in parts.runner.model.parameters())
+        assert plan.dense_bytes == dense_bytes
+        assert plan.kv_bytes == parts.runner.kv_bytes
+        weights = parts.loop._target.weights
+        assert plan.slots_bytes == weights.slots.nbytes
+        assert weights.bank is not None
+        assert weights.bank.num_bytes <= plan.base_bytes
+
+
+def test_a_host_cache_saves_disk_reads_and_changes_no_token(
+    tiny_store: Path, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_bytes = []
+    for host_memory in (0, 200_000, 10_000_000):
+        with (
+            counted_disk(monkeypatch) as read,
+            open_tight(tiny_store, 6, k=4, host_memory=host_memory) as engine,
+        ):
+            result = generate(engine)
+            assert result.tokens == answer
+            assert sum(read) <= result.stats.link_bytes
+            read_bytes.append(sum(read))
+    assert read_bytes[0] > read_bytes[1] > read_bytes[2]
+    with Store.open(tiny_store) as store:
+        assert read_bytes[2] <= sum(store.record_bytes(key) for key in store.keys())  # noqa: SIM118
+
+
+def test_bytes_that_are_reported_are_bytes_that_were_read(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted_disk(monkeypatch) as read, open_tight(tiny_store, 9, k=4) as engine:
+        stats = generate(engine).stats
+        engine._parts.residency.settle()
+    assert stats.link_bytes <= sum(read) <= stats.link_bytes + 4 * max(read)  # the rest was in flight at the end
+    assert stats.link_bytes == sum(stats.bytes_by_cause.values())
+
+
+def test_a_paced_link_takes_as_long_as_its_bandwidth_says(tiny_store: Path, answer: tuple[int, ...]) -> None:
+    with open_tight(tiny_store, 4, k=4) as engine:
+        fast = generate(engine, 4)
+    bytes_per_s = 2 * fast.stats.link_bytes  # so half a second
+    with open_tight(tiny_store, 4, k=4, link_bytes_per_s=float(bytes_per_s)) as engine:
+        slow = generate(engine, 4)
+    assert slow.tokens == fast.tokens == answer[:4]
+    taken_s = slow.stats.ttft_s + slow.stats.decode_s
+    assert taken_s > 0.7 * slow.stats.link_bytes / bytes_per_s
+    assert slow.stats.stall_s > fast.stats.stall_s
+
+
+def test_without_prefetch_only_demand_moves_records(tiny_store: Path, answer: tuple[int, ...]) -> None:
+    with open_tight(tiny_store, 9, k=4, prefetch=False) as engine:
+        result = generate(engine)
+    assert result.tokens == answer
+    assert set(result.stats.bytes_by_cause) == {"demand"}
+    assert (result.stats.late, result.stats.wasted_bytes) == (0, 0)
+
+
+def test_prefetch_turns_misses_into_hits(tiny_store: Path) -> None:
+    misses = {}
+    for prefetch in (False, True):
+        with open_tight(tiny_store, 16, k=4, prefetch=prefetch) as engine:
+            misses[prefetch] = generate(engine).stats.misses
+    assert misses[True] < misses[False]
+
+
+def test_plain_decoding_prefetches_nothing_after_prefill(tiny_store: Path) -> None:
+    with open_tight(tiny_store, 9, k=0) as engine:
+        stats = engine.generate([5], max_new_tokens=8, ignore_eos=True).stats
+    assert set(stats.bytes_by_cause) == {"demand"}
+    assert (stats.drafted, stats.routes.to_json()) == (0, {"exact": 0, "same_set": 0, "wrong": 0})
+
+
+@pytest.mark.parametrize("prefill_rows", [1, 7, 19, 20, 8192])
+def test_a_prompt_in_chunks_gives_one_text_for_every_k(tiny_store: Path, prefill_rows: int) -> None:
+    texts = []
+    for k in (0, 4):
+        with open_tight(tiny_store, 9, k=k, prefill_rows=prefill_rows) as engine:
+            result = generate(engine, 10)
+            assert engine.prompt_logits(PROMPT).shape[0] == len(PROMPT)
+        texts.append(result.tokens)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("rows", [17, 33, 65])
+def test_every_row_bucket_keeps_the_text_for_every_k(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    noisy_draft(monkeypatch, tiny_store, 0.3)
+    texts = []
+    for k in (0, rows - 1):
+        with open_tight(tiny_store, 12, k=k, rows=rows) as engine:
+            result = generate(engine)
+            assert result.stats.rows == rows
+        texts.append(result.tokens)
+    assert texts[0] == texts[1]
+
+
+def test_on_demand_runs_from_plain_records_without_a_base(tiny_plain_store: Path) -> None:
+    with open_tight(tiny_plain_store, 9, mode="on_demand") as engine:
+        result = generate(engine)
+        assert engine.plan.base_bytes == 0
+        assert engine._parts.loop._target.weights.bank is None
+    assert len(result.tokens) == 16
+    assert (result.stats.rows, result.stats.drafted) == (1, 0)
+    assert set(result.stats.bytes_by_cause) == {"demand"}
+
+
+def test_on_demand_refuses_nested_records_and_says_how_to_make_plain_ones(tiny_store: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds nested records.*moespeq prepare --format plain"):
+        open_engine(tiny_store, LoadOptions(mode="on_demand"))
+
+
+def test_plain_and_nested_records_give_one_text(tiny_plain_store: Path, answer: tuple[int, ...]) -> None:
+    with open_tight(tiny_plain_store, 9, k=4) as engine:
+        assert generate(engine).tokens == answer
+
+
+def test_two_engines_read_one_store_at_once(tiny_store: Path, answer: tuple[int, ...]) -> None:
+    with open_tight(tiny_store, 5, k=4) as first, open_tight(tiny_store, 9, k=1) as second:
+        streams = [engine.stream(PROMPT, max_new_tokens=16, ignore_eos=True) for engine in (first, second)]
+        texts: list[list[int]] = [[], []]
+        pending: list[Any] = list(zip(texts, streams, strict=True))
+        while pending:  # piece by piece in turns
+            for text, stream in list(pending):
+                piece = next(stream, None)
+                if piece is None:
+                    pending.remove((text, stream))
+                else:
+                    text.extend(piece.tokens)
+    assert tuple(texts[0]) == tuple(texts[1]) == answer
