@@ -28,6 +28,7 @@ _UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+_ADDRESSABLE_BYTES = 2**63
 _SIZES = ("device_memory", "host_memory", "link_bytes_per_s")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
@@ -37,11 +38,17 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise UsageError(f"A size cannot be negative, got {text}.")
-        return text
+        return _addressable(text)
     match = _SIZE.fullmatch(str(text))
     if match is None:
         raise UsageError(f"'{text}' is not a size; write it like 12GiB, 512MiB or 4096.")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return _addressable(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def _addressable(num_bytes: float) -> int:
+    if num_bytes >= _ADDRESSABLE_BYTES:
+        raise UsageError("A size must be below 8 EiB, what 63 bits can address; write it like 12GiB.")
+    return int(num_bytes)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -91,6 +98,8 @@ class LoadOptions:
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
             raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
+        if not isinstance(self.prefetch, bool):
+            raise UsageError(f"prefetch must be True or False, got {self.prefetch!r}.")
         self._check_k()
         for name in ("ctx_size", "link_threads", "prefill_rows", "threads"):
             _check_count(name, getattr(self, name))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moespeq.config import format_bytes
+from moespeq.config import LoadOptions
 from moespeq.decode.assembly import needs_of
 from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
+from moespeq.plan import MemoryNeeds, least_memory_bytes
 from moespeq.prepare import is_store
 from moespeq.store import Store, open_checkpoint
 
@@ -34,18 +35,30 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "model": manifest.name,
             "family": manifest.model_type,
             "moe_layers": manifest.num_layers,
-            "experts": f"{manifest.num_experts} a layer, top {manifest.top_k}",
+            "experts_per_layer": manifest.num_experts,
+            "top_k": manifest.top_k,
             "context_tok": needs.shape.max_context_tok,
-            "records": f"{', '.join(layouts)}, {8 * records_bytes / weights:.2f} bits a weight",
-            "base": f"{manifest.base_format.bits} bits, groups of {manifest.base_format.group}, "
-            f"{8 * needs.base_bytes / weights:.2f} bits a weight",
-            "dense_weights": format_bytes(needs.dense_bytes),
-            "base_bank": format_bytes(needs.base_bytes),
-            "expert_records": format_bytes(records_bytes),
-            "slot": format_bytes(needs.slot_bytes),
-            "kv_cache_per_1k_tok": format_bytes(1024 * needs.shape.kv_bytes_per_tok),
-            "least_device_memory": f"{format_bytes(needs.dense_bytes + needs.base_bytes)}, KV cache, workspace, 1 slot",
+            "records": ", ".join(layouts),
+            "bits_per_weight": round(8 * records_bytes / weights, 3),
+            "base_bits": manifest.base_format.bits,
+            "base_group": manifest.base_format.group,
+            "base_bits_per_weight": round(8 * needs.base_bytes / weights, 3),
+            "dense_bytes": needs.dense_bytes,
+            "base_bytes": needs.base_bytes,
+            "records_bytes": records_bytes,
+            "slot_bytes": needs.slot_bytes,
+            "kv_bytes_per_tok": needs.shape.kv_bytes_per_tok,
+            **_least_memory(needs),
         }
+
+
+def _least_memory(needs: MemoryNeeds) -> dict[str, int]:
+    """The smallest device memory at a short context and at the default one."""
+    contexts = {tok: min(tok, needs.shape.max_context_tok) for tok in (512, 4096)}
+    return {
+        f"least_memory_at_{tok}_tok_bytes": least_memory_bytes(needs, LoadOptions(ctx_size=tok))
+        for tok in sorted(set(contexts.values()))
+    }
 
 
 def _describe_checkpoint(folder: Path) -> dict[str, Any]:
@@ -57,8 +70,9 @@ def _describe_checkpoint(folder: Path) -> dict[str, Any]:
         "model": folder.name,
         "family": mapped.model_type,
         "moe_layers": len(mapped.module_names),
-        "experts": f"{mapped.num_experts} a layer, top {mapped.top_k}",
-        "size": format_bytes(checkpoint.size_bytes),
-        "routed_experts": format_bytes(2 * weights),
+        "experts_per_layer": mapped.num_experts,
+        "top_k": mapped.top_k,
+        "size_bytes": checkpoint.size_bytes,
+        "routed_experts_bytes": 2 * weights,
         "next": f"moespeq prepare {folder}",
     }

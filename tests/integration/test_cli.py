@@ -1,14 +1,14 @@
-"""The command line as a person or a program meets it: text on stdout, one JSON line where asked for, and the rest on stderr."""
+"""The command line as people and programs meet it: text on stdout, or one JSON line; everything else on stderr."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,18 +120,16 @@ def test_a_chat_takes_a_system_message(cli: Cli, tiny_store: Path) -> None:
 def test_run_prepares_a_checkpoint_once_and_then_uses_its_store(
     cli: Cli, tiny_checkpoint: Path, tiny_store: Path, tmp_path: Path
 ) -> None:
-    code, out, err = cli("run", tiny_checkpoint, *PROMPT, "--json")
-    assert code == 0
-    assert only_json(out)["tokens"] == only_json(cli("run", tiny_store, *PROMPT, "--json")[1])["tokens"]
-    (store,) = (tmp_path / "cache").iterdir()
-    assert store.name.startswith("checkpoint-")
-    assert "layer 3 of 3" in err or "checksums" in err
-    made = (store / "experts.bin").stat()
-    code, out, err = cli("run", tiny_checkpoint, *PROMPT, "--json")
-    assert code == 0
-    assert "layer" not in err.replace(only_json(out)["text"], "")
-    assert (store / "experts.bin").stat().st_mtime_ns == made.st_mtime_ns
-    assert list((tmp_path / "cache").iterdir()) == [store]
+    expected = only_json(cli("run", tiny_store, *PROMPT, "--json")[1])
+    made_at_ns = set()
+    for _ in range(2):
+        code, out, err = cli("run", tiny_checkpoint, *PROMPT, "--json")
+        assert (code, err) == (0, expected["text"] + "\n")
+        assert only_json(out)["tokens"] == expected["tokens"]
+        (store,) = (tmp_path / "cache").iterdir()
+        assert store.name.startswith("checkpoint-")
+        made_at_ns.add((store / "experts.bin").stat().st_mtime_ns)
+    assert len(made_at_ns) == 1
 
 
 def test_a_checkpoint_goes_through_prepare_verify_info_export(cli: Cli, tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_the_same_commands_speak_to_people_without_losing_brackets(
 ) -> None:
     store = tmp_path / "a [store]"
     for arguments, expected in (
-        (("prepare", tiny_checkpoint, "--out", store), f"{store}: 1.1"),
+        (("prepare", tiny_checkpoint, "--out", store), f"ready for `moespeq run '{store}' -p"),
         (("verify", store), f"{store} is intact"),
         (("info", store), "qwen3_moe"),
         (("export", store, tmp_path / "[copy]"), "[copy]: 18 files, byte-identical"),
@@ -166,35 +164,35 @@ def test_the_same_commands_speak_to_people_without_losing_brackets(
 
 
 def test_demo_compares_plain_speculative_and_on_demand(cli: Cli) -> None:
-    few = ("--questions", "1", "--max-new-tokens", "10", "--link-bandwidth", "1GB")
-    code, out, err = cli("demo", *few, "--json")
+    few = ("--questions", "1", "--link-bandwidth", "1GB", "--max-new-tokens")
+    code, out, err = cli("demo", *few, "8", "--json")
     value = only_json(out)
     assert code == 0
     assert value["identical"] is True
     assert set(value["routes"]) == {"exact", "same_set", "wrong"}
     assert set(value) >= {*RUN_KEYS, "link_bytes_on_demand"}
-    assert [answer["name"] for answer in value["passes"]] == ["plain (k=0)", "speculative (k=16)", "on demand (LRU)"]
-    assert len(value["tokens"]) == 10
+    assert len(value["passes"]) == 3
+    assert len(value["tokens"]) == 8
     assert "Question 1" in err
-    code, out, _ = cli("demo", *few)
+    code, out, _ = cli("demo", *few, "2")
     assert code == 0
     assert "identical, token for token" in out
 
 
-def test_help_and_version_answer_at_once_and_without_torch() -> None:
-    code = "import sys; from moespeq.cli.main import run\ntry: run()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
-    for option, expected in (("--help", "demo"), ("--version", __version__), ("run --help", "--link-bandwidth")):
-        taken_s = []
-        for _ in range(3):
-            begin_s = time.monotonic()
-            command = [sys.executable, "-c", code, *option.split()]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            taken_s.append(time.monotonic() - begin_s)
-            if taken_s[-1] < 1:
-                break
-        assert expected in done.stdout
-        assert done.stderr == "False\n"
-        assert min(taken_s) < 1
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--help"], "demo"), (["--version"], __version__), (["run", "--help"], "--link-bandwidth")],
+)
+def test_help_and_version_answer_at_once_and_without_torch(arguments: list[str], expected: str) -> None:
+    """Processor time, which other work on the machine does not add to."""
+    code = "import sys; from moespeq.cli.main import run\ntry: run()\nfinally: print({*sys.modules} & {'torch'})"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", code, *arguments]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert expected in out
+    assert out.endswith("set()\n")
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 
 
 @pytest.mark.parametrize("columns", ["20", "60", "250"])
@@ -214,12 +212,44 @@ def test_an_interrupt_ends_with_130_and_no_traceback(tiny_store: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+    assert err.endswith("interrupted\n")
 
 
-def test_a_reader_that_goes_away_is_no_error_worth_a_word(tiny_store: Path) -> None:
-    process = spawn("run", tiny_store, "-p", "text", "-n", "200", "--ignore-eos")
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    assert process.wait(timeout=60) != 0
+def test_a_reader_that_goes_away_is_no_error_worth_a_word(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
+    monkeypatch.setattr(sys, "argv", ["moespeq", "run", str(tiny_store), *PROMPT])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + signal.SIGPIPE
+    assert capfd.readouterr().err == ""
+
+
+def test_without_a_command_the_help_is_shown(cli: Cli) -> None:
+    code, out, err = cli()
+    assert (code, err) == (2, "")
+    assert all(name in out for name in COMMANDS)
+
+
+def test_an_output_without_room_is_one_sentence(tiny_store: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "moespeq", "info", str(tiny_store), "--json"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "moespeq: No space left on device; check the disk and where output goes.\n"
+
+
+def test_a_terminal_that_knows_only_ascii_is_shown_what_it_can(
+    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "st\u00f6re").symlink_to(tiny_store)
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["moespeq", "verify", str(tmp_path / "st\u00f6re")])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert not ended.value.code
+    assert b"st\\xf6re" in shown.getvalue()

@@ -26,6 +26,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
     def call(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["moespeq", *map(str, arguments)])
+        capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             run()
         captured = capsys.readouterr()
@@ -136,9 +137,9 @@ def test_prompts_that_cannot_be_answered(refused: Refused, tiny_store: Path) -> 
     assert "not valid UTF-8" in refused("run", tiny_store, "--chat", "-p", "caf\udce9")
 
 
-def test_a_model_without_a_chat_template(refused: Refused, store: Path) -> None:
-    (store / "model" / "chat_template.jinja").unlink()
-    assert "no chat template" in refused("run", store, "-p", "x", "--chat")
+def test_a_model_without_a_chat_template(refused: Refused, checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    assert "no chat template" in refused("run", checkpoint, "-p", "x", "--chat")
 
 
 def test_on_demand_from_nested_records(refused: Refused, tiny_store: Path) -> None:
@@ -162,7 +163,6 @@ def test_verifying_against_another_checkpoint(refused: Refused, tiny_store: Path
     ("arguments", "expected"),
     [
         (("runn",), "No such command 'runn'. Did you mean 'run'?"),
-        ((), "Missing command"),
         (("run", "m", "--promt", "x"), "No such option: --promt. Did you mean '--prompt'?"),
         (("run", "m", "-p", "x", "--device-memry", "1"), "Did you mean '--device-memory'?"),
         (("run", "m", "-p", "x", "--zebra"), "No such option: --zebra; `moespeq --help`"),
@@ -184,10 +184,16 @@ def test_a_command_line_that_makes_no_sense(refused: Refused, arguments: tuple[s
     [
         ("--k", "many", "k must be 'auto' or a whole number from 0 to 16, got 'many'"),
         ("--k", "-1", "from 0 to 16, got -1"),
+        ("--k", "\u00b2", "from 0 to 16, got '\u00b2'"),
+        ("--k", "--5", "from 0 to 16, got '--5'"),
         ("--k", "17", "load with rows=33"),
         ("--rows", "18", "rows must be one of 17, 33, 65, got 18"),
         ("--device-memory", "lots", "'lots' is not a size"),
         ("--host-memory", "1 apple", "'1 apple' is not a size"),
+        ("--host-memory", "1000TiB", "The host cache of 1000.00 TiB is larger than"),
+        ("--device-memory", "9" * 400, "A size must be below 8 EiB"),
+        ("--link-bandwidth", "9" * 400, "A size must be below 8 EiB"),
+        ("--threads", "100000", "threads must be at most"),
         ("--link-bandwidth", "0", "above 0 bytes/s"),
         ("--ctx-size", "0", "ctx_size must be a whole number of at least 1"),
         ("--threads", "0", "threads must be a whole number of at least 1"),
@@ -223,3 +229,21 @@ def test_a_store_format_that_does_not_exist(
 ) -> None:
     assert expected in refused("prepare", tiny_checkpoint, "--out", tmp_path / "new", option, value)
     assert not list(tmp_path.glob("new*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--k", "99", "k=99 needs 100 rows"),
+        ("--device-memory", "1KB", "too small"),
+        ("--link-bandwidth", "0", "above 0 bytes/s"),
+        ("--seed", "-1", "seed must be a whole number"),
+    ],
+)
+def test_demo_refuses_before_it_prints_a_question(refused: Refused, option: str, value: str, expected: str) -> None:
+    assert expected in refused("demo", option, value)
+
+
+def test_a_path_the_system_refuses(refused: Refused) -> None:
+    assert "File name too long: 'aaa" in refused("info", "a" * 300)
+    assert "File name too long" in refused("run", "a" * 5000, "-p", "x")

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engines import noisy_draft, open_tight, prompts
 from families import VOCAB_SIZE, make_tiny
+from moespeq.buckets import LengthBuckets
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
-from moespeq.errors import PromptError, UsageError
+from moespeq.errors import MoespeqError, PromptError, UsageError
 from moespeq.prepare import prepare_store
 from moespeq.types import FinishReason
 
@@ -20,11 +22,11 @@ NUM_SLOTS, NUM_TOKENS = 12, 24
 PROMPT = "A router sends every token"
 DEPTHS = (0, 1, 4, 8)
 EVERY_PROCESSOR: dict[str, Any] = {
-    "temperature": 1.5,
-    "top_k": 100,
+    "temperature": 1.2,
+    "top_k": 12,
     "top_p": 0.97,
     "min_p": 0.001,
-    "repetition_penalty": 1.2,
+    "repetition_penalty": 1.6,
     "min_new_tokens": 8,
     "logits_processors": (lambda ids, scores: scores + 0.1 * (ids.shape[1] % 3) * (scores > 0),),
 }
@@ -114,6 +116,14 @@ def test_text_ends_before_a_stop_that_spans_tokens(
     assert stream.result.stats.committed == 9
 
 
+def test_text_that_might_have_become_a_stop_is_handed_out_at_the_end(engine: Engine, answer: GenerationResult) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, stop=(answer.text[-2:] + "never",))
+    pieces = list(stream)
+    assert "".join(piece.text for piece in pieces) == stream.result.text == answer.text
+    assert pieces[-1].text.endswith(answer.text[-2:])
+    assert pieces[-1].tokens == ()
+
+
 @pytest.mark.parametrize("name", ["engine", "plain_engine"])
 def test_a_generation_ends_behind_the_first_of_its_eos_tokens(
     request: pytest.FixtureRequest, answer: GenerationResult, name: str
@@ -157,6 +167,20 @@ def test_a_generation_ends_where_the_context_is_full_for_every_k(
         assert len(result.tokens) == context_tok - prompt_tok
         texts.append(result.tokens)
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_no_round_crosses_the_end_of_a_length_bucket(tiny_store: Path) -> None:
+    """Not even by a drafted row: its token would be computed over another length than in plain decoding."""
+    with open_tight(tiny_store, NUM_SLOTS, k=8, ctx_size=280) as engine:
+        stats = engine.generate(prompts(1, length=250)[0], max_new_tokens=20, ignore_eos=True).stats
+    position, buckets = 250, LengthBuckets(280)
+    crossings = 0
+    for k, accepted in zip(stats.k_per_round, stats.accepted_per_round, strict=True):
+        assert position + k < buckets.above(position)
+        crossings += k < min(8, 269 - position)  # cut by the bucket, not by the limit
+        position += accepted + 1
+    assert crossings
+    assert position == 269
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_lengths(tiny_store: Path) -> None:
@@ -259,3 +283,56 @@ def test_a_checkpoint_without_a_tokenizer_takes_tokens_and_refuses_text(tmp_path
             engine.generate("text")
         with pytest.raises(UsageError, match="use eos_token_ids"):
             engine.generate([5, 6, 7], stop="text")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (["a"], "whole number, got 'a'"),
+        ([None], "whole number, got None"),
+        ([319.7], "whole number, got 319.7"),
+        ([True], "whole number, got True"),
+        (None, "text or a list of token ids, got NoneType"),
+        (b"abc", "text or a list of token ids, got bytes"),
+        (torch.ones(1, 5, dtype=torch.int64), r"shape \(1, 5\); give one sequence"),
+        (torch.ones(5), "whole number, got 1.0"),
+        (torch.ones(5, dtype=torch.bool), "whole number, got True"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_with_what_is(engine: Engine, prompt: Any, expected: str) -> None:
+    with pytest.raises(PromptError, match=expected):
+        engine.generate(prompt)
+
+
+def test_a_tensor_of_token_ids_is_a_prompt_too(engine: Engine, answer: GenerationResult) -> None:
+    ids = torch.tensor(engine.tokenizer.encode(PROMPT))
+    assert engine.generate(ids, max_new_tokens=NUM_TOKENS, ignore_eos=True).tokens == answer.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"choice_index": -1}, "choice_index must be a whole number of at least 0, got -1"),
+        ({"choice_index": 1.5}, "choice_index must be a whole number of at least 0, got 1.5"),
+        ({"choice_index": True}, "choice_index must be a whole number of at least 0, got True"),
+        ({"logits_processors": 5}, "logits_processors must be callables"),
+        ({"logits_processors": [5]}, "logits_processors must be callables"),
+        ({"logits_processors": lambda ids, scores: None}, "function returned None; it must return"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused(engine: Engine, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        engine.generate(PROMPT, **options)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "acceptance": "rejection"}]
+)
+def test_logits_that_are_not_numbers_are_refused_with_their_position(engine: Engine, sampling: dict[str, Any]) -> None:
+    def spoilt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[0, 7] = torch.nan if ids.shape[1] == 12 else scores[0, 7]
+        return scores
+
+    ids = engine.tokenizer.encode(PROMPT)[:5]
+    with pytest.raises(MoespeqError, match="produced NaN at position 12"):
+        engine.generate(ids, logits_processors=spoilt, ignore_eos=True, **sampling)

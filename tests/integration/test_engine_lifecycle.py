@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ import torch
 import moespeq
 from engines import open_tight
 from moespeq.decode.engine import Engine
-from moespeq.errors import StorageError, UsageError
+from moespeq.decode.loop import SpeculativeLoop
+from moespeq.errors import PromptError, StorageError, UsageError
 from moespeq.types import FinishReason
 
 NUM_SLOTS = 12
@@ -108,6 +113,31 @@ def test_an_error_of_the_callers_processor_passes_through(engine: Engine) -> Non
         text(engine, logits_processors=broken)
 
 
+def test_an_interrupt_during_a_round_is_raised_after_it_and_a_cancelled_result_remains(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, max_new_tokens=20, ignore_eos=True)
+    tokens = list(next(stream).tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        propose = SpeculativeLoop.propose
+
+        def interrupted(self: SpeculativeLoop, *args: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return propose(self, *args)
+
+        patch.setattr(SpeculativeLoop, "propose", interrupted)
+        tokens += next(stream).tokens
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    stream.cancel()
+    assert list(stream) == []
+    assert stream.result.finish_reason is FinishReason.CANCELLED
+    assert list(stream.result.tokens) == tokens
+
+
+def test_a_prompt_that_is_neither_text_nor_tokens_is_refused(engine: Engine) -> None:
+    with pytest.raises(PromptError, match="text or a list of token ids, got int"):
+        engine.generate(5)  # type: ignore[arg-type]
+
+
 def test_an_interrupt_in_a_round_leaves_nothing_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -165,7 +195,8 @@ def test_a_closed_engine_refuses_politely(tiny_store: Path) -> None:
     with open_tight(tiny_store, NUM_SLOTS) as engine:
         stream = engine.stream(PROMPT, max_new_tokens=400)
         next(stream)
-    assert list(stream) == []
+    with pytest.raises(UsageError, match="closed before this generation ended"):
+        next(stream)
     engine.close()
     with pytest.raises(UsageError, match="The engine is closed; load it again"):
         text(engine)
@@ -189,6 +220,70 @@ def test_closing_while_another_thread_generates_ends_that_generation(tiny_store:
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert reasons in ([FinishReason.CANCELLED], [])
+
+
+def test_closing_from_inside_a_round_cancels_and_releases_at_the_end(tiny_store: Path) -> None:
+    before = threading.active_count()
+    engine = open_tight(tiny_store, NUM_SLOTS, k=0)
+
+    def close(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        engine.close()
+        return scores
+
+    results: list[Any] = []
+    generate = partial(engine.generate, PROMPT, max_new_tokens=400, ignore_eos=True, logits_processors=close)
+    thread = threading.Thread(target=lambda: results.append(generate()), daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert results[0].finish_reason is FinishReason.CANCELLED
+    assert threading.active_count() == before
+    with pytest.raises(UsageError, match="The engine is closed"):
+        text(engine)
+
+
+def test_closing_during_a_round_does_not_wait_for_a_stream_nobody_iterates_on(tiny_store: Path) -> None:
+    engine = open_tight(tiny_store, NUM_SLOTS, k=0)
+    closer = threading.Thread(target=engine.close, daemon=True)
+
+    def close(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        closer.start()
+        closer.join(timeout=0.2)  # it has seen the round, and waits
+        return scores
+
+    stream = engine.stream(PROMPT, max_new_tokens=400, ignore_eos=True, logits_processors=close)
+    next(stream)
+    closer.join(timeout=60)
+    assert not closer.is_alive()
+    with pytest.raises(UsageError, match="closed before this generation ended"):
+        next(stream)
+
+
+def test_an_engine_closed_while_it_is_claimed_does_not_run(tiny_store: Path) -> None:
+    engine = open_tight(tiny_store, NUM_SLOTS)
+
+    class ClosesFirst:
+        def __init__(self, lock: Any) -> None:
+            self.lock, self.release = lock, lock.release
+
+        def acquire(self, *, blocking: bool) -> bool:
+            engine._is_closed = True
+            return bool(self.lock.acquire(blocking=blocking))
+
+    engine._busy = ClosesFirst(engine._busy)  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="The engine is closed"):
+        engine.prompt_logits(PROMPT)
+
+
+def test_an_engine_that_is_dropped_without_a_close_leaves_no_thread_and_no_file(tiny_store: Path) -> None:
+    open_tight(tiny_store, NUM_SLOTS).close()
+    gc.collect()
+    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(2):
+        text(open_tight(tiny_store, NUM_SLOTS))
+    gc.collect()
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
 
 
 def test_no_thread_outlives_its_engine(tiny_store: Path) -> None:

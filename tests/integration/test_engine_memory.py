@@ -22,7 +22,7 @@ NUM_RECORDS = 48
 PROMPT = prompts(1, length=20)[0]
 
 
-def generate(engine: Engine, num_tok: int = 16) -> GenerationResult:
+def generate(engine: Engine, num_tok: int = 12) -> GenerationResult:
     return engine.generate(PROMPT, max_new_tokens=num_tok, ignore_eos=True)
 
 
@@ -47,8 +47,8 @@ def counted_disk(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield read
 
 
-@pytest.mark.parametrize("k", [0, 1, 4])
-@pytest.mark.parametrize("num_slots", [1, 2, 5, 47])
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("num_slots", [1, 5, 47])
 def test_any_number_of_slots_gives_the_same_text(
     tiny_store: Path, answer: tuple[int, ...], num_slots: int, k: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_any_number_of_slots_gives_the_same_text(
 
 def test_fewer_slots_move_more_bytes_and_all_slots_move_each_record_once(tiny_store: Path) -> None:
     moved = []
-    for num_slots in (2, 12, NUM_RECORDS):
+    for num_slots in (4, 16, NUM_RECORDS):
         with open_tight(tiny_store, num_slots, k=4) as engine:
             generate(engine)
             moved.append(generate(engine).stats.link_bytes)
@@ -153,7 +153,7 @@ def test_plain_decoding_prefetches_nothing_after_prefill(tiny_store: Path) -> No
     assert (stats.drafted, stats.routes.to_json()) == (0, {"exact": 0, "same_set": 0, "wrong": 0})
 
 
-@pytest.mark.parametrize("prefill_rows", [1, 7, 19, 20, 8192])
+@pytest.mark.parametrize("prefill_rows", [1, 7, 20])
 def test_a_prompt_in_chunks_gives_one_text_for_every_k(tiny_store: Path, prefill_rows: int) -> None:
     texts = []
     for k in (0, 4):
@@ -164,7 +164,7 @@ def test_a_prompt_in_chunks_gives_one_text_for_every_k(tiny_store: Path, prefill
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("rows", [17, 33, 65])
+@pytest.mark.parametrize("rows", [33, 65])
 def test_every_row_bucket_keeps_the_text_for_every_k(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
@@ -183,7 +183,7 @@ def test_on_demand_runs_from_plain_records_without_a_base(tiny_plain_store: Path
         result = generate(engine)
         assert engine.plan.base_bytes == 0
         assert engine._parts.loop._target.weights.bank is None
-    assert len(result.tokens) == 16
+    assert len(result.tokens) == 12
     assert (result.stats.rows, result.stats.drafted) == (1, 0)
     assert set(result.stats.bytes_by_cause) == {"demand"}
 
@@ -200,7 +200,7 @@ def test_plain_and_nested_records_give_one_text(tiny_plain_store: Path, answer: 
 
 def test_two_engines_read_one_store_at_once(tiny_store: Path, answer: tuple[int, ...]) -> None:
     with open_tight(tiny_store, 5, k=4) as first, open_tight(tiny_store, 9, k=1) as second:
-        streams = [engine.stream(PROMPT, max_new_tokens=16, ignore_eos=True) for engine in (first, second)]
+        streams = [engine.stream(PROMPT, max_new_tokens=12, ignore_eos=True) for engine in (first, second)]
         texts: list[list[int]] = [[], []]
         pending: list[Any] = list(zip(texts, streams, strict=True))
         while pending:  # piece by piece in turns

@@ -244,6 +244,16 @@ def test_users_warpers_come_before_the_configs_and_both_act(float_model: Any, id
     assert cooled == new_tokens(float_model, ids, **UNENDING)
 
 
+def test_a_processor_that_changes_nothing_changes_nothing_about_the_others(float_model: Any, ids: torch.Tensor) -> None:
+    """With a custom processor transformers' own classes act in place of ours: once, and to the same effect."""
+    texts = []
+    for extra in ({}, {"logits_processor": [lambda _, scores: scores]}):
+        torch.manual_seed(3)
+        settings = {"temperature": 3.0, "top_k": 100, "top_p": 0.6, "repetition_penalty": 1.2, **UNENDING}
+        texts.append(new_tokens(float_model, ids, do_sample=True, **settings, **extra))
+    assert texts[0] == texts[1]
+
+
 def test_a_users_ngram_rule_is_transformers(float_model: Any, reference: PreTrainedModel, ids: torch.Tensor) -> None:
     def own() -> dict[str, Any]:
         return {"logits_processor": [NoRepeatNGramLogitsProcessor(2)], **UNENDING}

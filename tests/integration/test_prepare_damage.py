@@ -10,7 +10,7 @@ import pytest
 from families import make_tiny
 from moespeq.errors import CheckpointError, StorageError, StoreError, UsageError
 from moespeq.prepare import export_checkpoint, prepare_store, verify_store
-from moespeq.store import open_checkpoint
+from moespeq.store import Store, open_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,20 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("pattern", ["base.bin", "experts.bin", "dense/*", "model/config.json", "headers/*"])
+@pytest.mark.parametrize(
+    "pattern", ["base.bin", "experts.bin", "pieces.bin", "dense/*", "model/config.json", "headers/*"]
+)
 def test_a_flipped_bit_of_a_store_is_found_and_named(store: Path, pattern: str) -> None:
     path = sorted(store.glob(pattern))[-1]
     flip(path, 100)
     with pytest.raises(StoreError, match=path.name):
         verify_store(store)
+
+
+def test_a_model_file_with_a_flipped_bit_is_not_opened(store: Path) -> None:
+    flip(store / "model" / "config.json", 100)
+    with pytest.raises(StoreError, match=r"config\.json is damaged"):
+        Store.open(store)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from families import FAMILIES, make_tiny
 from moespeq.errors import UsageError
 from moespeq.nested import BaseFormat, Layout
-from moespeq.prepare import export_checkpoint, prepare_store, verify_store
+from moespeq.prepare import export_checkpoint, not_kept, prepare_store, verify_store
 from moespeq.prepare.experts import decode_expert
 from moespeq.store import Store, open_checkpoint
 from moespeq.types import ExpertKey
@@ -123,6 +123,40 @@ def test_progress_rises_to_its_total(tmp_path: Path) -> None:
     assert "layer 3 of 3" in {what for _, _, what in jobs[0].updates}
 
 
+def test_every_file_of_the_top_level_comes_back_and_the_rest_is_named(tmp_path: Path) -> None:
+    source = make_tiny("mixtral", tmp_path / "source")
+    for name in ("training_args.bin", "stray.safetensors", "notes", "merges.TXT"):
+        (source / name).write_bytes(b"\0kept")
+    store = assert_comes_back(source, tmp_path)
+    assert sorted(path.name for path in (store / "other").iterdir()) == ["stray.safetensors", "training_args.bin"]
+    assert not_kept(source) == ()
+    (source / "original").mkdir()
+    assert not_kept(source) == ("original/",)
+
+
+def test_two_exports_do_not_share_a_folder(tmp_path: Path) -> None:
+    store = prepare_store(make_tiny("mixtral", tmp_path / "source"), tmp_path / "store")
+    refused = []
+
+    class Sink:
+        def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+            with pytest.raises(UsageError, match="Another process is exporting to"):
+                export_checkpoint(store, tmp_path / "exported")
+            refused.append(what)
+
+    export_checkpoint(store, tmp_path / "exported", Sink())
+    assert refused
+    assert files_of(tmp_path / "exported") == files_of(tmp_path / "source")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "source/config.json", "source/config.json/below", "link"])
+def test_a_folder_that_cannot_be_exported_to_is_one_sentence(tmp_path: Path, name: str) -> None:
+    store = prepare_store(make_tiny("mixtral", tmp_path / "source"), tmp_path / "store")
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(UsageError, match=r"cannot be written \(|is a link to nothing"):
+        export_checkpoint(store, tmp_path / name)
+
+
 def test_an_interrupted_export_only_writes_what_is_missing(tmp_path: Path) -> None:
     source = make_tiny("olmoe", tmp_path / "source")
     store = prepare_store(source, tmp_path / "store")
@@ -143,3 +177,14 @@ def test_export_never_overwrites_another_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json exists and differs"):
         export_checkpoint(store, out)
     assert (out / "config.json").read_text() == "mine"
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+
+
+def test_export_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
+    source = make_tiny("mixtral", tmp_path / "source")
+    store = prepare_store(source, tmp_path / "store")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"docs holds guide\.md, which is no file of this checkpoint"):
+        export_checkpoint(store, tmp_path / "docs")
+    assert [path.name for path in (tmp_path / "docs").iterdir()] == ["guide.md"]

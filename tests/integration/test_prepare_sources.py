@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -73,6 +74,13 @@ def test_a_changed_checkpoint_or_option_has_a_store_of_its_own(source: Path, tmp
         cache_folder_for(make_tiny("mixtral", tmp_path / "Tiny-Mixtral", num_local_experts=9)),
     }
     assert len(folders) == 3
+
+
+def test_a_changed_generation_config_has_a_store_of_its_own(source: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(source, tmp_path / source.name)
+    before = cache_folder_for(copy)
+    (copy / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert cache_folder_for(copy) != before
 
 
 def test_the_cache_folder_follows_the_environment(

@@ -6,10 +6,10 @@ tests run a kernel that treats one row in its own way wherever they run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from engines import open_tight, prompts
 from families import make_tiny
@@ -18,7 +18,7 @@ from moespeq.decode.engine import Engine
 from moespeq.prepare import prepare_store
 from row_kernels import sum_one_row_in_halves
 
-NUM_TOKENS = 48
+NUM_TOKENS = 24
 SHAPE = {"hidden_size": 2048, "num_attention_heads": 22, "head_dim": 64, "num_hidden_layers": 2, "num_experts": 8}
 
 
@@ -29,9 +29,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_store(checkpoint, folder / "store")
 
 
-@pytest.fixture(autouse=True)
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    sum_one_row_in_halves(monkeypatch)
+@pytest.fixture(scope="module", autouse=True)
+def _kernel() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        sum_one_row_in_halves(patch)
+        yield
 
 
 def text(engine: Engine) -> tuple[int, ...]:
@@ -40,8 +42,7 @@ def text(engine: Engine) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def speculative(store: Path) -> tuple[int, ...]:
-    with pytest.MonkeyPatch.context() as patch, open_tight(store, 8, k=4) as engine:
-        sum_one_row_in_halves(patch)
+    with open_tight(store, 8, k=4) as engine:
         return text(engine)
 
 

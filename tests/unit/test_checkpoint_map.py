@@ -148,6 +148,63 @@ def test_an_incomplete_or_misshapen_expert_is_named(
         read_map(qwen)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dense_tensor_that_is_not_there_is_missed(family: str, tmp_path: Path) -> None:
+    folder = make_tiny(family, tmp_path / family, shard_size=SINGLE_FILE)
+    whole = load_file(folder / "model.safetensors")
+    names = [name for name in read_map(folder).dense if ".layers." not in name or ".layers.2." in name]
+    assert len(names) > 8
+    for name in names:
+        rest = {other: tensor for other, tensor in whole.items() if other != name}
+        save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"lacks '(model|lm_head)\."):
+            read_map(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.o_proj.weight", "model.layers.1.mlp.gate.weight", "model.norm.weight"]
+)
+def test_a_dense_tensor_of_another_shape_is_named_with_both_shapes(qwen: Path, name: str) -> None:
+    rewrite(qwen, lambda tensors: tensors.update({name: torch.zeros(7, dtype=torch.bfloat16)}))
+    with pytest.raises(CheckpointError, match=rf"{name}' has shape \[7\] and config\.json asks for \[.*64\]"):
+        read_map(qwen)
+
+
+def test_heads_that_do_not_fit_the_tensors_are_refused(qwen: Path) -> None:
+    edit_config(qwen, num_attention_heads=3, num_key_value_heads=8)
+    with pytest.raises(
+        CheckpointError, match=r"q_proj\.weight' has shape \[64, 64\] and config\.json asks for \[48, 64\]"
+    ):
+        read_map(qwen)
+
+
+@pytest.mark.parametrize("kept", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_tied_embeddings_need_only_one_of_their_tensors(tmp_path: Path, kept: str) -> None:
+    folder = make_tiny("qwen3_moe", tmp_path / "m", shard_size=SINGLE_FILE, tie_word_embeddings=True)
+    embedding = "model.embed_tokens.weight"
+    rewrite(folder, lambda tensors: tensors.update({kept: tensors.pop(embedding)}))
+    assert kept in read_map(folder).dense
+    rewrite(folder, lambda tensors: tensors.pop(kept))
+    with pytest.raises(CheckpointError, match=f"lacks '{embedding}'"):
+        read_map(folder)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 17])
+def test_a_top_k_that_no_router_can_choose_is_refused(qwen: Path, top_k: int) -> None:
+    edit_config(qwen, num_experts_per_tok=top_k)
+    with pytest.raises(CheckpointError, match=f"to {top_k} of 16 experts; num_experts_per_tok must be 1 to 16"):
+        read_map(qwen)
+
+
+def test_more_layers_than_tensors_are_refused_before_a_model_is_built(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", lambda _: pytest.fail("a model was built"))
+    edit_config(qwen, num_hidden_layers=10**6)
+    with pytest.raises(CheckpointError, match="counts 1000000 layers and the checkpoint holds "):
+        read_map(qwen)
+
+
 @pytest.mark.parametrize(("dtype", "says"), [(torch.float16, "is F16"), (torch.float32, "is F32")])
 def test_experts_that_are_not_bf16_are_refused_with_the_conversion(
     tmp_path: Path, dtype: torch.dtype, says: str
@@ -168,7 +225,14 @@ def test_a_quantised_checkpoint_is_refused_and_told_what_to_use(qwen: Path, meth
     ("config", "says"),
     [
         ({"model_type": "llama"}, "'llama' is dense"),
-        ({"model_type": "jamba", "num_experts": 16}, "No test proves model type 'jamba'"),
+        (
+            {"model_type": "jamba", "num_experts": 16},
+            "No test proves model type 'jamba' yet as one with routed experts",
+        ),
+        (
+            {"model_type": "llama", "num_local_experts": 8},
+            "No test proves model type 'llama' yet as one with routed experts",
+        ),
         ({"model_type": "mine", "auto_map": {"AutoModel": "x.py"}}, "'mine' runs code from its checkpoint"),
     ],
 )
@@ -189,6 +253,14 @@ def test_a_damaged_config_is_a_checkpoint_error(qwen: Path, text: str) -> None:
     (qwen / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_map(qwen)
+
+
+@pytest.mark.parametrize("values", [{"hidden_size": "wide"}, {"rope_parameters": 5}, {"layer_types": ["x"]}])
+def test_a_field_of_the_wrong_type_is_named_in_one_line(qwen: Path, values: dict[str, Any]) -> None:
+    edit_config(qwen, **values)
+    with pytest.raises(CheckpointError, match=f"config.json .*{next(iter(values))}") as caught:
+        read_map(qwen)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_config_is_a_checkpoint_error(qwen: Path) -> None:

@@ -41,6 +41,12 @@ def test_a_negative_size_is_refused() -> None:
         parse_bytes(-1)
 
 
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 400 + "GiB", "9000000TiB", 2**63])
+def test_a_size_no_machine_can_address_is_refused(size: str | int) -> None:
+    with pytest.raises(UsageError, match="below 8 EiB"):
+        parse_bytes(size)
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
     [
@@ -135,6 +141,8 @@ def test_on_demand_has_one_row_and_no_draft() -> None:
         ("link_bytes_per_s", 0, "above 0 bytes/s"),
         ("link_bytes_per_s", "fast", "is not a size"),
         ("link_bytes_per_s", -2, "cannot be negative"),
+        ("prefetch", "no", "True or False"),
+        ("prefetch", 1, "True or False"),
     ],
 )
 def test_an_illegal_value_is_refused_with_what_is_legal(option: str, value: object, allowed: str) -> None:

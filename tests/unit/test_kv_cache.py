@@ -1,4 +1,4 @@
-"""One cache for draft and target: full-length storage, written where the cursor stands, read up to the length bucket."""
+"""One cache for draft and target: full-length storage, written where the cursor stands, read up to the bucket."""
 
 from __future__ import annotations
 

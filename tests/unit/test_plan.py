@@ -1,4 +1,4 @@
-"""Every byte of the device has a purpose before anything is loaded, and what does not fit is refused with the amount."""
+"""Every byte of the device has a purpose before anything is loaded; what does not fit is refused with the amount."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.errors import BudgetError, UsageError
-from moespeq.plan import MemoryNeeds, MemoryPlan, plan_memory
+from moespeq.plan import MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
 from moespeq.types import ModelShape
 
 MIB, GIB = 2**20, 2**30
@@ -122,8 +122,18 @@ def test_an_automatic_budget_leaves_room_for_the_host_cache() -> None:
 def test_too_little_free_memory_is_refused_even_without_a_budget() -> None:
     with pytest.raises(BudgetError, match=r"too small: .* give at least"):
         planned(available_bytes=MIB)
-    with pytest.raises(BudgetError, match="too small"):
-        planned(available_bytes=MIB, host_memory=GIB)
+
+
+@pytest.mark.parametrize("options", [{}, {"device_memory": 64 * MIB}])
+def test_a_host_cache_larger_than_what_is_free_is_named_as_the_fault(options: dict[str, Any]) -> None:
+    with pytest.raises(BudgetError, match=r"host cache of 65\.00 GiB is larger than the 64\.00 GiB .* that are free"):
+        planned(host_memory=65 * GIB, **options)
+
+
+def test_more_threads_than_the_cores_have_a_use_for_are_refused() -> None:
+    assert plan_memory(NEEDS, LoadOptions(threads=32), available_bytes=64 * GIB, num_cores=4).threads == 32
+    with pytest.raises(UsageError, match="threads must be at most 32 on 4 physical cores, got 33"):
+        plan_memory(NEEDS, LoadOptions(threads=33), available_bytes=64 * GIB, num_cores=4)
 
 
 @pytest.mark.parametrize(("asked", "got"), [(None, 4096), (8192, 8192), (100, 100)])
@@ -172,3 +182,11 @@ def test_every_automatic_figure_has_a_reason() -> None:
     assert set(planned().reasons) == {"ctx_size", "device_memory", "host_memory", "num_slots", "threads"}
     given = planned(ctx_size=100, device_memory=GIB, host_memory=0, threads=2)
     assert set(given.reasons) == {"num_slots"}
+
+
+@pytest.mark.parametrize("options", [{}, {"ctx_size": 100}, {"mode": "on_demand"}, {"rows": 65}])
+def test_the_least_memory_is_taken_and_one_byte_less_is_refused(options: dict[str, Any]) -> None:
+    least_bytes = least_memory_bytes(NEEDS, LoadOptions(**options))
+    assert planned(device_memory=least_bytes, **options).num_slots == 1
+    with pytest.raises(BudgetError, match="1 B too small"):
+        planned(device_memory=least_bytes - 1, **options)

@@ -39,18 +39,37 @@ def test_a_single_file_wins_over_an_index_as_in_transformers(sharded: Path) -> N
     assert set(open_checkpoint(sharded).tensors) == {"only"}
 
 
-def test_kept_files_are_the_small_ones_of_the_top_level(sharded: Path) -> None:
-    for name in (
-        "config.json",
-        "tokenizer.model",
-        ".gitattributes",
-        "pytorch_model.bin",
-        "consolidated.safetensors",
-    ):
-        (sharded / name).write_bytes(b"x")
+def test_every_other_small_file_of_the_top_level_is_kept_and_the_rest_is_named(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moespeq.store.checkpoint.MAX_KEPT_BYTES", 4)
+    names = [".gitattributes", "config.json", "extra.safetensors", "pytorch_model.bin", "tokenizer.model"]
+    for name in names:
+        (sharded / name).write_bytes(b"xxx")
+    (sharded / "model.gguf").write_bytes(b"xxxx")
     (sharded / "original").mkdir()
-    names = [path.name for path in open_checkpoint(sharded).kept_files()]
-    assert names == [".gitattributes", "config.json", "tokenizer.model"]
+    (sharded / "bad\x1bname").write_bytes(b"x")
+    (sharded / "link").symlink_to(sharded / "nothing")
+    checkpoint = open_checkpoint(sharded)
+    assert [path.name for path in checkpoint.kept_files()] == names
+    assert checkpoint.not_kept() == (r"'bad\x1bname'", "link", "model.gguf", "original/")
+
+
+def test_shards_beside_a_single_file_are_not_dropped_silently(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_safetensors(sharded / SINGLE_NAME, {"only": ("U8", [1], b"x")})
+    assert [path.name for path in open_checkpoint(sharded).kept_files()] == [FIRST, SECOND]
+    monkeypatch.setattr("moespeq.store.checkpoint.MAX_KEPT_BYTES", 1)
+    assert open_checkpoint(sharded).not_kept() == (FIRST, SECOND)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.model", INDEX_NAME])
+def test_the_fingerprint_covers_the_small_files(sharded: Path, name: str) -> None:
+    (sharded / name).touch()
+    write_index(sharded, {"a": FIRST, "b": SECOND})
+    before = open_checkpoint(sharded).fingerprint()
+    with (sharded / name).open("a") as file:
+        file.write(" ")
+    assert open_checkpoint(sharded).fingerprint() != before
 
 
 def test_the_fingerprint_tells_headers_data_and_times_apart(sharded: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_file_cut_while_open_is_noticed(store: Store, is_aligned: bool) -> Non
         DiskSource(store).read_into(LAST, buffer)
 
 
-@pytest.mark.parametrize("name", ["base.bin", "experts.bin", "records.bin", "dense/model.safetensors"])
+@pytest.mark.parametrize("name", ["base.bin", "experts.bin", "records.bin", "pieces.bin", "dense/model.safetensors"])
 def test_a_truncated_or_missing_file_is_noticed_at_opening(store: Store, name: str) -> None:
     path = store.path / name
     os.truncate(path, path.stat().st_size - 1)
@@ -147,6 +147,15 @@ def test_a_truncated_or_missing_file_is_noticed_at_opening(store: Store, name: s
 
 def test_dense_tensors_come_with_their_bytes(store: Store) -> None:
     assert [(entry.name, data.tobytes()) for entry, data in store.dense_tensors()] == [("norm", b"12345678")]
+
+
+def test_a_flipped_bit_of_a_dense_file_gives_no_tensor(store: Store) -> None:
+    path = store.path / "dense" / "model.safetensors"
+    whole = path.read_bytes()
+    for position in (whole.index(b"norm"), len(whole) - 3):  # another name; another value
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(StoreError, match=r"model\.safetensors is damaged"):
+            next(store.dense_tensors())
 
 
 def test_a_closed_store_may_be_closed_again(store: Store) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import synthetic_store
 from moespeq.errors import StoreError
 from moespeq.store import ExpertPiece, Manifest, Store, TensorEntry
-from moespeq.store.manifest import SCHEMA
+from moespeq.store.manifest import SCHEMA, digest_of
 from moespeq.store.pieces import pack_pieces, unpack_pieces
 from moespeq.store.records import ROW_BYTES, RecordRow, RecordTable, Span, start_of_record
 from moespeq.types import ExpertKey
@@ -29,7 +29,8 @@ def store(tmp_path: Path) -> Path:
 def edit(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
     values = json.loads((store / "manifest.json").read_text())
     change(values)
-    (store / "manifest.json").write_text(json.dumps(values))
+    del values["digest"]
+    (store / "manifest.json").write_text(json.dumps({**values, "digest": digest_of(values)}))
 
 
 def test_a_manifest_survives_the_round_trip_byte_for_byte(store: Path) -> None:
@@ -50,6 +51,12 @@ def test_another_schema_is_refused_naming_both(store: Path) -> None:
         lambda v: v.update(num_experts="3"),
         lambda v: v.update(num_experts=True),
         lambda v: v.update(num_experts=-3),
+        lambda v: v.update(top_k=0),
+        lambda v: v.update(top_k=4),
+        lambda v: v.update(layouts=[], module_names=[]),
+        lambda v: v["source"][0].update(name=5),
+        lambda v: v["files"][0].update(sha256=5),
+        lambda v: v["records"].update(crc32="5"),
         lambda v: v.update(layouts=["nested", "zip"]),
         lambda v: v.update(layouts=["nested"]),
         lambda v: v.update(matrices=[["up", 8]]),
@@ -66,6 +73,16 @@ def test_a_manifest_with_anything_unexpected_is_refused(store: Path, change: Cal
     edit(store, change)
     with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
         Store.open(store)
+
+
+def test_a_manifest_edited_without_its_digest_is_refused(store: Path) -> None:
+    path = store / "manifest.json"
+    whole = path.read_text()
+    for old, new in [('"top_k": 1', '"top_k": 2'), ('"synthetic"', '"synthetiC"'), ('"digest"', '"digesT"')]:
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(StoreError, match=r"manifest\.json is damaged .*digest"):
+            Store.open(store)
 
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000])

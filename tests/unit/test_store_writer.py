@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import synthetic_store
-from moespeq.errors import StorageError, StoreError
+from moespeq.errors import StorageError, StoreError, UsageError
 from moespeq.nested import Layout
 from moespeq.store import Store, StoreWriter
 from synthetic_store import append, build, files_of, finish, new_writer
@@ -59,6 +59,25 @@ def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path, torn: bytes)
         assert writer.num_records == 2 * synthetic_store.NUM_EXPERTS
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5",
+        "[]",
+        "{}",
+        '"path"',
+        '{"path": "dense/a", "size_bytes": null, "sha256": ""}',
+        '{"num_records": 6, "base_end": 6, "experts_end": 6, "layer": 1, "layout": "zz"}',
+    ],
+)
+def test_a_whole_line_of_the_journal_that_is_no_unit_is_explained(tmp_path: Path, line: str) -> None:
+    new_writer(tmp_path / "store").close()
+    with (tmp_path / "store.partial" / "journal").open("a") as journal:
+        journal.write(line + "\n")
+    with pytest.raises(StoreError, match=r"journal is damaged; remove .*store\.partial and prepare again"):
+        new_writer(tmp_path / "store")
+
+
 def test_a_layer_taken_back_is_written_again_even_after_an_interruption(tmp_path: Path) -> None:
     out = tmp_path / "store"
     with new_writer(out) as writer:
@@ -93,6 +112,73 @@ def test_bytes_lost_below_the_journal_are_noticed(tmp_path: Path) -> None:
     os.truncate(tmp_path / "store.partial" / "store" / "experts.bin", 10)
     with pytest.raises(StoreError, match="lost bytes"):
         new_writer(out)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_dense_file_that_changed_is_written_again(tmp_path: Path) -> None:
+    with new_writer(tmp_path / "store") as writer:
+        writer.write_dense("a.safetensors", [memoryview(b"data")])
+        writer.write_dense("b.safetensors", [memoryview(b"more")])
+    dense = tmp_path / "store.partial" / "store" / "dense"
+    flip(dense / "a.safetensors", 1)
+    with new_writer(tmp_path / "store") as writer:
+        writer.write_dense("a.safetensors", [memoryview(b"data")])
+        writer.write_dense("b.safetensors", iter(lambda: pytest.fail("written again"), None))
+        assert list(writer.durable.dense) == ["dense/a.safetensors", "dense/b.safetensors"]
+    assert (dense / "a.safetensors").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "num_sound"),
+    [("base.bin", 10, 0), ("experts.bin", 4096 + 10, 1), ("experts.bin", -1, 5), ("records.bin", 2 * 32 + 1, 2)],
+)
+def test_records_from_the_first_that_changed_are_written_again(
+    tmp_path: Path, name: str, position: int, num_sound: int
+) -> None:
+    out, whole = tmp_path / "store", files_of(build(tmp_path / "whole"))
+    with new_writer(out) as writer:
+        writer.write_dense("model.safetensors", [memoryview(whole["dense/model.safetensors"])])
+        append(writer, 0)
+        append(writer, 1)
+    flip(tmp_path / "store.partial" / "store" / name, position)
+    with new_writer(out) as writer:
+        assert writer.num_records == num_sound
+    with new_writer(out) as writer:
+        assert writer.num_records == num_sound
+        for position, (base, record) in enumerate(synthetic_store.records()[num_sound:], num_sound):
+            writer.append(memoryview(base), memoryview(record))
+            writer.commit(position // synthetic_store.NUM_EXPERTS, Layout.FIXED)
+        finish(writer)
+    assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "a" * 300, "a" * 250, "file/below", "link"])
+def test_an_output_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("link").symlink_to("nothing")
+    with pytest.raises(UsageError, match=r"is no name|cannot be written \(|is a link to nothing"):
+        new_writer(Path(name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_what_a_kill_after_the_rename_leaves_is_removed(tmp_path: Path) -> None:
+    build(tmp_path / "store")
+    partial = tmp_path / "store.partial"
+    for names, stays in [(["journal", "lock"], False), (["journal", "mine"], True)]:
+        partial.mkdir()
+        for name in names:
+            (partial / name).touch()
+        with pytest.raises(StoreError, match="exists already"):
+            new_writer(tmp_path / "store")
+        assert partial.exists() is stays
 
 
 def test_an_existing_output_is_never_overwritten(tmp_path: Path) -> None:

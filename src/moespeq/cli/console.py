@@ -48,7 +48,7 @@ class Bar:
 
 @contextmanager
 def progress_bar() -> Iterator[Bar]:
-    """A bar on stderr while the block runs; where stderr is no terminal, only its last state is printed."""
+    """A bar on stderr while the block runs; none where stderr is no terminal, whose lines belong to errors."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -56,7 +56,7 @@ def progress_bar() -> Iterator[Bar]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=err)
+    progress = Progress(*columns, console=err, disable=not err.is_terminal)
     try:
         yield Bar(progress)
     finally:

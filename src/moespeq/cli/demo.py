@@ -39,22 +39,33 @@ def command(
 ) -> None:
     """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
     from moespeq.cli.console import err, out, print_json
-    from moespeq.config import parse_bytes
+    from moespeq.config import LoadOptions, parse_bytes
+    from moespeq.decode.assembly import plan_of
+    from moespeq.decode.params import SamplingParams
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.demo.comparison import run_pass
     from moespeq.nested import Layout
     from moespeq.prepare import prepare_cached
+    from moespeq.store import Store
 
     console, text_to = (err, sys.stderr) if json else (out, sys.stdout)
     asked = read_questions(questions)
     bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
-    nested, plain = (prepare_cached(MODEL_FOLDER, layout=layout) for layout in (Layout.CODE_WIDTH, Layout.PLAIN))
-    speculative = {"k": parse_k(k), "rows": rows}
-    kinds: list[tuple[str, Any, dict[str, Any]]] = [
-        ("plain (k=0)", nested, {**speculative, "k": 0}),
-        (f"speculative (k={k})", nested, speculative),
-        ("on demand (LRU)", plain, {"mode": "on_demand"}),
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    SamplingParams(**sampling)  # whatever is wrong is refused before anything is printed
+    common = {"device_memory": device_memory, "host_memory": host_memory, "ctx_size": 384}
+    speculative = {**common, "k": parse_k(k), "rows": rows}
+    kinds: list[tuple[str, Layout, dict[str, Any]]] = [
+        ("plain (k=0)", Layout.CODE_WIDTH, {**speculative, "k": 0}),
+        (f"speculative (k={k})", Layout.CODE_WIDTH, speculative),
+        ("on demand (LRU)", Layout.PLAIN, {**common, "mode": "on_demand"}),
     ]
+    stores = {}
+    for _, layout, mode in kinds:
+        load_options = LoadOptions.from_mapping({**mode, "link_bytes_per_s": bandwidth_bytes_per_s})
+        stores[layout] = prepare_cached(MODEL_FOLDER, layout=layout)
+        with Store.open(stores[layout]) as store:
+            plan_of(store, load_options)
 
     def on_text(text: str) -> None:
         text_to.write(text)
@@ -63,17 +74,17 @@ def command(
     for number, question in enumerate(asked, start=1):
         console.print(f"Question {number}: {question.question} [dim](answer: {question.answer})[/]", markup=True)
     passes: list[PassResult] = []
-    for name, store, mode in kinds:
+    for name, layout, mode in kinds:
         console.print(f"\n[bold]{name}[/]", markup=True)
         passes.append(
             run_pass(
                 name,
-                store,
+                stores[layout],
                 asked,
                 link_bytes_per_s=float(bandwidth_bytes_per_s),
                 on_text=on_text,
-                options={**mode, "device_memory": device_memory, "host_memory": host_memory, "ctx_size": 384},
-                sampling={"max_new_tokens": max_new_tokens, "seed": seed},
+                options=mode,
+                sampling=sampling,
             )
         )
     if json:

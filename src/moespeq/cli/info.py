@@ -18,6 +18,7 @@ def command(
 ) -> None:
     """Describe a store or checkpoint."""
     from moespeq.cli.console import out, print_json
+    from moespeq.config import format_bytes
     from moespeq.inspection import describe_model
 
     facts = describe_model(model)
@@ -26,4 +27,6 @@ def command(
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        out.print(f"{name.replace('_', ' '):<{width}}  {value}")
+        is_size = name.endswith("_bytes")
+        label = name.removesuffix("_bytes").replace("_", " ")
+        out.print(f"{label:<{width}}  {format_bytes(value) if is_size else value}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -15,12 +17,15 @@ from moespeq.errors import MoespeqError
 __all__ = ["app", "run"]
 
 EXIT_ERROR = 2
+EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
+_SHOWN_CHARS = 100  # of a path that the system refused
 COMMANDS = ("run", "prepare", "verify", "export", "info", "demo")
 
 app = typer.Typer(
     name="moespeq",
     help="Mixture-of-experts models larger than the device's memory, at full bf16 fidelity, by exact speculation.",
     add_completion=False,
+    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name in COMMANDS:
@@ -48,11 +53,22 @@ def run() -> None:
     # Before torch is imported: idle OpenMP threads must sleep, or on a busy machine their spinning takes ten times as
     # long as the work (measured with two other processes on two cores).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows what it can
     try:
-        sys.exit(app(standalone_mode=False))  # which makes an interrupt 130, and a reader that went away a quiet 1
+        sys.exit(app(standalone_mode=False))  # which makes an interrupt 130
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(EXIT_READER_GONE)
+        raise
     except MoespeqError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(_explain_system(error))
     except typer.TyperException as error:
+        if not error.format_message():  # without a command: the help is out already
+            sys.exit(EXIT_ERROR)
         _fail(_explain(error))
 
 
@@ -65,6 +81,19 @@ def _explain(error: typer.TyperException) -> str:
     return message if message.endswith("?") else f"{message.rstrip('.')}; `moespeq --help` lists commands and options."
 
 
+def _explain_system(error: OSError) -> str:
+    """What the operating system refused, in one sentence."""
+    name = str(error.filename or "")
+    shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
+    reason = " ".join(str(error.strerror or error).split())
+    return f"{reason}: '{shown}'; check the path." if shown else f"{reason}; check the disk and where output goes."
+
+
 def _fail(sentence: str) -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()  # or what it could not write is tried again, and complained of, at the exit
     typer.echo(f"moespeq: {sentence}", err=True)
     sys.exit(EXIT_ERROR)

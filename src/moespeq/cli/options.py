@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "EXIT_INTERRUPTED",
     "CtxSize",
     "DeviceMemory",
     "HostMemory",
@@ -21,6 +22,8 @@ __all__ = [
     "Threads",
     "parse_k",
 ]
+
+EXIT_INTERRUPTED = 130
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A store, a checkpoint folder, or a hub id such as org/name.")
@@ -55,4 +58,7 @@ Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads that
 
 def parse_k(text: str) -> int | str:
     """`auto` or a whole number; anything else goes on as it is and is refused with the allowed range."""
-    return int(text) if text.strip().lstrip("-").isdigit() else text
+    try:
+        return int(text)
+    except ValueError:
+        return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,16 +31,20 @@ def command(
     from moespeq.cli.console import out as console
     from moespeq.cli.console import print_json, progress_bar
     from moespeq.config import format_bytes
-    from moespeq.prepare import prepare_store
+    from moespeq.prepare import not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)
     with progress_bar() as bar:
         store = prepare_store(model, out, layout=layout, fmt=fmt, progress=bar)
+    left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:
-        print_json({"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()})
+        facts = {"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()}
+        print_json({**facts, "not_kept": list(left_out)})
     else:
-        console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {store} -p ...`")
+        if left_out:
+            console.print(f"Not kept, so keep them yourself: {', '.join(left_out)}")
+        console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {quote(str(store))} -p ...`")
 
 
 def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout, BaseFormat]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from moespeq.cli import options
 from moespeq.cli.options import parse_k
+
+if TYPE_CHECKING:
+    from moespeq.decode.engine import GenerationStream
 
 __all__ = ["command"]
 
@@ -90,14 +93,7 @@ def command(
         )
         target = sys.stderr if json else sys.stdout
         stream = engine.stream(request, **sampling)
-        try:
-            for piece in stream:
-                target.write(piece.text)
-                target.flush()
-        except KeyboardInterrupt:
-            stream.close()
-            raise
-        target.write("\n")
+        was_interrupted = _show(stream, target)
         stats = stream.result.stats
         if json:
             print_json(stream.result.to_json())
@@ -109,3 +105,22 @@ def command(
                 f"{stats.hits} hits, {stats.late} late, {stats.misses} misses; seed {stats.seed}",
                 style="dim",
             )
+    if was_interrupted:
+        if not json:
+            err.print("interrupted")
+        raise typer.Exit(options.EXIT_INTERRUPTED)
+
+
+def _show(stream: GenerationStream, target: TextIO) -> bool:
+    """Write pieces as they come; Ctrl-C ends the generation after the running round. Returns whether it did."""
+    was_interrupted = False
+    while True:
+        try:
+            for piece in stream:
+                target.write(piece.text)
+                target.flush()
+            target.write("\n")
+            return was_interrupted
+        except KeyboardInterrupt:
+            was_interrupted = True
+            stream.cancel()

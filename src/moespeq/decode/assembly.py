@@ -40,7 +40,7 @@ from moespeq.transfer import (
     slot_stride_bytes,
 )
 
-__all__ = ["needs_of", "open_engine"]
+__all__ = ["needs_of", "open_engine", "plan_of"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -78,6 +78,12 @@ def needs_of(store: Store) -> MemoryNeeds:
     )
 
 
+def plan_of(store: Store, options: LoadOptions) -> MemoryPlan:
+    """Where the memory of an engine would go on this machine. Raises BudgetError or UsageError."""
+    _check_mode(store, options)
+    return plan_memory(needs_of(store), options, available_bytes=available_host_bytes(), num_cores=physical_cores())
+
+
 def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:
     """Load the store at `path`. Raises BudgetError before anything is loaded when it does not fit.
 
@@ -85,13 +91,7 @@ def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.
     """
     store = Store.open(path)
     try:
-        _check_mode(store, options)
-        plan = plan_memory(
-            needs_of(store),
-            options,
-            available_bytes=available_host_bytes(),
-            num_cores=physical_cores(),
-        )
+        plan = plan_of(store, options)
         torch.set_num_threads(plan.threads)
         return _assemble(store, options, plan, dtype)
     except BaseException:

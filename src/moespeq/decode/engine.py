@@ -17,11 +17,13 @@ import torch
 
 from moespeq.config import LoadOptions
 from moespeq.decode.generation import Generation, GenerationResult, StreamPiece, TokenSink
+from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.params import SamplingParams
+from moespeq.decode.prompt import Prompt, prompt_tokens
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.text import TextStream
-from moespeq.errors import PromptError, UsageError
+from moespeq.errors import UsageError
 from moespeq.model.runner import Runner
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineParts", "GenerationStream", "Prompt"]
 
-Prompt = str | Sequence[int]
+_CLOSED = "The engine is closed; load it again."
+_BUSY = "The engine is generating already, one sequence at a time; finish or close that one first."
 _Claim = Callable[["weakref.ref[GenerationStream]"], AbstractContextManager[None]]
 
 
@@ -62,12 +65,29 @@ class GenerationStream:
     def __init__(self, generation: Generation, cancelled: threading.Event, claim: _Claim) -> None:
         self._generation, self._cancelled = generation, cancelled
         self._pieces = _claimed(generation, claim, weakref.ref(self))
+        self._shield, self._is_aborted = InterruptShield(), False
+        self._round_thread: int | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StreamPiece:
-        return next(self._pieces)
+        """The next round's piece. Ctrl-C is raised between rounds, before the next one begins."""
+        self._shield.raise_pending()
+        if self._is_aborted:
+            raise UsageError("The engine was closed before this generation ended; load it again.")
+        with self._shield:
+            self._round_thread = threading.get_ident()
+            try:
+                piece = next(self._pieces, None)
+            finally:
+                self._round_thread = None
+        if self._is_aborted:
+            self._give_back()  # who aborted during the round could not, and waits for it
+        if piece is None:
+            self._shield.raise_pending()
+            raise StopIteration
+        return piece
 
     @property
     def result(self) -> GenerationResult:
@@ -82,11 +102,21 @@ class GenerationStream:
         """Give the engine back before the end; the result is then lost."""
         self._pieces.close()
 
-    def abort(self) -> None:
-        """Close from any thread; where another thread is inside a round, that thread ends after it."""
+    def abort(self) -> bool:
+        """Close from any thread; where another thread is inside a round, that thread ends after it.
+
+        Returns False where the caller is inside a round himself: the generation then ends as a cancelled one.
+        """
         self.cancel()
+        if self._round_thread == threading.get_ident():
+            return False
+        self._is_aborted = True
+        self._give_back()
+        return True
+
+    def _give_back(self) -> None:
         with suppress(ValueError):  # what closing a generator that is executing raises
-            self.close()
+            self._pieces.close()
 
 
 def _claimed(
@@ -105,6 +135,9 @@ class Engine:
         self._busy = threading.Lock()
         self._running: weakref.ref[GenerationStream] | None = None
         self._is_closed = False
+        # Called once, by `close` or when the engine is dropped without it.
+        self._release = weakref.finalize(self, parts.close)
+        self._release.atexit = False
 
     @property
     def plan(self) -> MemoryPlan:
@@ -175,15 +208,16 @@ class Engine:
                 self._parts.loop.abandon()
 
     def close(self) -> None:
-        """End a generation that runs, then release threads, files and memory. Calling it twice is allowed."""
-        if self._is_closed:
-            return
+        """End a generation that runs, then release threads, files and memory. Calling it twice is allowed.
+
+        From inside a round, by a logits processor say, it cancels, and the end of the generation releases.
+        """
         self._is_closed = True
         running = self._running() if self._running is not None else None
-        if running is not None:
-            running.abort()
+        if running is not None and not running.abort():
+            return
         with self._busy:
-            self._parts.close()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -194,18 +228,18 @@ class Engine:
     @contextmanager
     def _claim(self, stream: weakref.ref[GenerationStream] | None) -> Iterator[None]:
         """Claim the engine for one generation. Raises UsageError when it is closed or busy."""
-        if self._is_closed:
-            raise UsageError("The engine is closed; load it again.")
         if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                "The engine is generating already, one sequence at a time; finish or close that one first."
-            )
-        self._running = stream
+            raise UsageError(_CLOSED if self._is_closed else _BUSY)
         try:
+            self._running = stream  # before the check: either it sees a close, or the close sees the stream
+            if self._is_closed:
+                raise UsageError(_CLOSED)
             yield
         finally:
             self._running = None
             self._busy.release()
+            if self._is_closed:
+                self._release()
 
     def _start(
         self, tokens: list[int], params: SamplingParams, sink: TokenSink, limit_tok: int, choice_index: int
@@ -233,19 +267,10 @@ class Engine:
         return TextStream(decoder or _NoText(), stop)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if not tokens:
-            raise PromptError("The prompt is empty; give at least one character.")
-        bad = next((token for token in tokens if not 0 <= token < self._parts.vocab_size), None)
-        if bad is not None:
-            raise PromptError(f"Token {bad} is not in the vocabulary of {self._parts.vocab_size}; check the tokenizer.")
-        context_tok = self.plan.context_tok
-        if len(tokens) >= context_tok:
-            raise PromptError(
-                f"The prompt has {len(tokens)} tokens and the context {context_tok}, one of which the answer needs; "
-                f"shorten the prompt or load with a larger ctx_size."
-            )
-        return tokens
+        vocab_size, context_tok = self._parts.vocab_size, self.plan.context_tok
+        return prompt_tokens(
+            prompt, lambda text: self.tokenizer.encode(text), vocab_size=vocab_size, context_tok=context_tok
+        )
 
 
 class _NoText:

@@ -24,7 +24,7 @@ from moespeq.decode.accept import Accepted, accept_coupled, accept_rejection
 from moespeq.decode.noise import Stream, gumbel, uniform
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.processors import merge_custom, penalize_repetition, suppress_before, warp
-from moespeq.errors import UsageError
+from moespeq.errors import MoespeqError, UsageError
 
 __all__ = ["DraftToken", "Sampler"]
 
@@ -55,6 +55,10 @@ class Sampler:
         *,
         choice_index: int = 0,
     ) -> None:
+        if isinstance(choice_index, bool) or not isinstance(choice_index, int) or choice_index < 0:
+            raise UsageError(f"choice_index must be a whole number of at least 0, got {choice_index!r}.")
+        if not all(callable(processor) for processor in params.logits_processors):
+            raise UsageError(f"logits_processors must be callables, got {params.logits_processors!r}.")
         self.params = params.seeded()
         assert self.params.seed is not None
         self.seed = self.params.seed
@@ -126,6 +130,7 @@ class Sampler:
         if rules.logits_processors:
             rows = [self._run_custom(scores[row, None], prefix) for row, prefix in enumerate(prefixes)]
             scores = torch.cat(rows)
+        _check_numbers(scores, first_position)
         return warp(scores, rules)
 
     def _seen_by(self, prefixes: Sequence[Sequence[int]]) -> Tensor:
@@ -145,9 +150,10 @@ class Sampler:
         input_ids = torch.tensor([[*self._tokens, *prefix]], dtype=torch.int64, device=self._device)
         for processor in self._rules.logits_processors:
             result = processor(input_ids, scores)
-            if result.shape != scores.shape:
+            if not isinstance(result, Tensor) or result.shape != scores.shape:
+                got = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
                 raise UsageError(
-                    f"The logits processor {type(processor).__name__} returned shape {tuple(result.shape)}; "
+                    f"The logits processor {type(processor).__name__} returned {got}; "
                     f"it must return {tuple(scores.shape)}, the shape it was given."
                 )
             scores = result
@@ -175,3 +181,13 @@ class Sampler:
             rows = gumbel(self.seed, self._choice_index, positions, self._vocab_size, stream=stream)
             self._noise_rows.update(zip(((stream, position) for position in drawn), rows, strict=True))
         return torch.stack([self._noise_rows[stream, position] for position in wanted])
+
+
+def _check_numbers(scores: Tensor, first_position: int) -> None:
+    """Refuse rows with NaN, which would decode as some token: a maximum is NaN where any element is."""
+    is_nan = scores.amax(dim=-1).isnan()  # [R]
+    if bool(is_nan.any()):
+        position = first_position + int(is_nan.to(torch.uint8).argmax())
+        raise MoespeqError(
+            f"The model produced NaN at position {position}; check the checkpoint and the logits processors."
+        )

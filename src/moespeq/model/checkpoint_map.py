@@ -3,8 +3,8 @@
 The answer comes from transformers' own conversion mapping, interpreted on names and shapes instead of run on
 weights: a converter stacks per-expert tensors (MergeModulelist), joins gate and up (Concatenate) and may
 transpose. Nothing is guessed from names, and the result is checked: every row of every expert is covered
-exactly once. What the model class does not load (multi-token-prediction layers look like experts) is dense:
-kept, exported, never routed.
+exactly once, and every other weight of the model has a tensor of its shape. What the model class does not load
+(multi-token-prediction layers look like experts) is dense: kept, exported, never routed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,17 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    Transpose,
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
-from moespeq.model.loading import load_config
-from moespeq.model.supported import SUPPORTED_FAMILIES, check_family
+from moespeq.model.loading import load_config, one_line
+from moespeq.model.supported import SUPPORTED_FAMILIES, check_family, check_layer_count
+from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
 __all__ = ["SUPPORTED_FAMILIES", "CheckpointMap", "check_family", "map_checkpoint"]
 
 _MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"}
-_NO_CONVERTER = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +68,10 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     """Find the routed experts of a checkpoint.
 
     Raises UnsupportedModelError for a family, dtype or quantisation that moespeq does not take,
-    CheckpointError when the config or an expert is incomplete.
+    CheckpointError when the config, an expert or another weight of the model is incomplete.
     """
     check_family(checkpoint.folder)
+    check_layer_count(checkpoint.folder, len(checkpoint.tensors))
     model = _build_empty(checkpoint.folder)
     config = model.config
     modules = _experts_modules(model)
@@ -87,10 +79,13 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
         raise UnsupportedModelError(f"This {config.model_type} model has no layer with routed experts to offload.")
     parameters = _parameters(modules)
     entries = {name: place.entry for name, place in checkpoint.tensors.items()}
-    pieces = _find_pieces(model, parameters, entries)
+    first = [parameter for parameter in parameters.values() if parameter.layer == 0]
+    _check_top_k(config.num_experts_per_tok, first[0].num_experts)
+    converters, sources = find_sources(model, entries)
+    pieces = _find_pieces(converters, sources, parameters, entries)
     _check_dtypes(pieces, entries)
     _check_coverage(pieces, parameters)
-    first = [parameter for parameter in parameters.values() if parameter.layer == 0]
+    check_dense_weights(model, parameters, sources, entries)
     return CheckpointMap(
         model_type=config.model_type,
         module_names=tuple(modules),
@@ -110,7 +105,9 @@ def _build_empty(folder: Path) -> PreTrainedModel:
     except MoespeqError:
         raise
     except Exception as error:  # Values that do not fit together fail anywhere inside the constructors.
-        raise CheckpointError(f"{folder / 'config.json'} describes no model that can be built: {error}") from error
+        raise CheckpointError(
+            f"{folder / 'config.json'} describes no model that can be built: {one_line(error)}"
+        ) from error
 
 
 def _experts_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
@@ -144,25 +141,18 @@ def _parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, _Parameter]
 
 
 def _find_pieces(
-    model: PreTrainedModel, parameters: Mapping[str, _Parameter], entries: Mapping[str, TensorEntry]
+    converters: Mapping[str, WeightConverter],
+    collected: Mapping[str, Sources],
+    parameters: Mapping[str, _Parameter],
+    entries: Mapping[str, TensorEntry],
 ) -> tuple[ExpertPiece, ...]:
-    """Walk the tensors as transformers' loader does, and interpret what it would do with each."""
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    state, prefix = model.state_dict(), model.base_model_prefix
-    collected: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(entries, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        if target not in state and name in state:
-            target, pattern = rename_source_key(name, [], [], prefix, state)
-        if target in parameters:
-            collected[target][pattern or _NO_CONVERTER].append(name)
-    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    """Interpret what transformers' loader would do with the tensors of each experts parameter."""
     pieces: list[ExpertPiece] = []
     for target, sources in collected.items():
-        converter = by_pattern.get(next(iter(sources)))
-        expected = converter.source_patterns if converter else [_NO_CONVERTER]
+        if target not in parameters:
+            continue
+        converter = converters.get(next(iter(sources)))
+        expected = converter.source_patterns if converter else [UNCONVERTED]
         if not sources.keys() <= set(expected):
             raise CheckpointError(f"Both fused and single tensors claim to be {target}; remove one kind.")
         ordered = [sources[pattern] for pattern in expected if pattern in sources]
@@ -230,6 +220,14 @@ def _pieces_of(
         )
         for expert, (name, index) in enumerate(sources)
     ]
+
+
+def _check_top_k(top_k: int, num_experts: int) -> None:
+    if not 1 <= top_k <= num_experts:
+        raise CheckpointError(
+            f"config.json routes every token to {top_k} of {num_experts} experts; num_experts_per_tok must be "
+            f"1 to {num_experts}."
+        )
 
 
 def _check_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry]) -> None:

@@ -14,15 +14,15 @@ from moespeq.errors import CheckpointError, StoreError
 from moespeq.model import experts, quantizer
 from moespeq.types import ModelShape
 
-__all__ = ["describe", "load_config", "load_generation_config", "load_without_experts"]
+__all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The model's configuration, without a `quantization_config`: it would win over our own quantizer."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} is not a model configuration: {error}") from error
+    except Exception as error:  # The checks of single fields raise whatever their values break.
+        raise CheckpointError(f"{folder / 'config.json'} is not a model configuration: {one_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
     return config
@@ -30,9 +30,21 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
 def load_generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
     """`generation_config.json` where there is one, else what the model's configuration implies."""
-    if (folder / "generation_config.json").is_file():
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return GenerationConfig.from_model_config(config)
+    try:
         return GenerationConfig.from_pretrained(folder)
-    return GenerationConfig.from_model_config(config)
+    except Exception as error:  # A value of the wrong type breaks whichever check meets it first.
+        raise CheckpointError(f"{path} cannot be read ({one_line(error)}); download or prepare it again.") from error
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error's text, and the next where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".")
 
 
 def load_without_experts(

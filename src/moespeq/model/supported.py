@@ -11,7 +11,7 @@ from typing import Any
 
 from moespeq.errors import CheckpointError, UnsupportedModelError
 
-__all__ = ["SUPPORTED_FAMILIES", "check_family"]
+__all__ = ["SUPPORTED_FAMILIES", "check_family", "check_layer_count"]
 
 SUPPORTED_FAMILIES = (
     "mixtral",
@@ -45,10 +45,22 @@ def check_family(folder: Path) -> None:
         )
 
 
+def check_layer_count(folder: Path, num_tensors: int) -> None:
+    """Raise CheckpointError for more layers than tensors, whose empty model alone could take hours to build."""
+    num_layers = _read_config(folder / "config.json").get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > num_tensors:
+        raise CheckpointError(
+            f"{folder / 'config.json'} counts {num_layers} layers and the checkpoint holds {num_tensors} tensors; "
+            "check that they belong together."
+        )
+
+
 def _why_not(family: str, config: Mapping[str, Any]) -> str:
     if "auto_map" in config:
         return f"Model type {family!r} runs code from its checkpoint, which moespeq never executes"
-    if any(config.get(name) for name in _EXPERT_COUNTS) or "text_config" in config:
+    if any(config.get(name) for name in _EXPERT_COUNTS):
+        return f"No test proves model type {family!r} yet as one with routed experts"
+    if "text_config" in config:
         return f"No test proves model type {family!r} yet"
     return f"Model type {family!r} is dense: it has no routed experts to offload"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from moespeq.errors import CheckpointError, PromptError, UsageError
+from moespeq.model.loading import one_line
 
 __all__ = ["Tokenizer"]
 
@@ -29,7 +30,7 @@ class Tokenizer:
         try:
             return cls(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
+            raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the special tokens the model was trained with."""
@@ -39,7 +40,11 @@ class Tokenizer:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise UsageError("This model has no chat template; use a plain prompt instead.")
-        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        _check_messages(messages)
+        try:
+            text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # A template is a program: it may raise anything about the messages.
+            raise UsageError(f"The chat template refuses these messages ({one_line(error)}); change them.") from error
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -55,3 +60,15 @@ class Tokenizer:
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def _check_messages(messages: object) -> None:
+    """Raise UsageError for anything but a conversation: templates turn the rest into tracebacks or nonsense."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise UsageError(f"A chat needs a list of at least one message, got {messages!r:.60}.")
+    for index, message in enumerate(messages):
+        is_message = isinstance(message, Mapping) and all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        )
+        if not is_message:
+            raise UsageError(f"Message {index} of the chat needs a 'role' and a 'content' that are text.")

@@ -17,7 +17,7 @@ from moespeq.errors import BudgetError, UsageError
 from moespeq.plan.threads import plan_threads
 from moespeq.types import ModelShape
 
-__all__ = ["MemoryNeeds", "MemoryPlan", "plan_memory"]
+__all__ = ["MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
 
 _DEFAULT_CONTEXT_TOK = 4096
 _AUTO_SHARE = 0.8  # of the free host memory, when no budget was given; the rest is the operating system's
@@ -65,18 +65,26 @@ class MemoryPlan:
         return self.dense_bytes + self.base_bytes + self.kv_bytes + self.workspace_bytes + self.slots_bytes
 
 
+def least_memory_bytes(needs: MemoryNeeds, options: LoadOptions) -> int:
+    """The smallest device budget that `plan_memory` takes with these options: everything fixed, and one slot."""
+    context_tok = _resolve_context(needs.shape, options, {})
+    return sum(_fixed_bytes(needs, options, context_tok)) + needs.slot_bytes
+
+
 def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: int, num_cores: int = 1) -> MemoryPlan:
     """Resolve context, budget and slots. Raises BudgetError with the amount missing, or UsageError."""
     reasons: dict[str, str] = {}
     context_tok = _resolve_context(needs.shape, options, reasons)
-    base_bytes = 0 if options.mode == "on_demand" else needs.base_bytes
-    kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
-    kv_bytes = kv_tok * needs.shape.kv_bytes_per_tok
-    workspace_bytes = _workspace_bytes(needs.shape, options, context_tok)
-    fixed_bytes = needs.dense_bytes + base_bytes + kv_bytes + workspace_bytes
+    dense_bytes, base_bytes, kv_bytes, workspace_bytes = _fixed_bytes(needs, options, context_tok)
+    fixed_bytes = dense_bytes + base_bytes + kv_bytes + workspace_bytes
     host_bytes = options.host_memory if options.host_memory is not None else 0
     if options.host_memory is None:
         reasons["host_memory"] = "0 B: the device is host memory, a second copy there would gain nothing"
+    if host_bytes >= available_bytes:
+        raise BudgetError(
+            f"The host cache of {format_bytes(host_bytes)} is larger than the {format_bytes(available_bytes)} of host "
+            f"memory that are free; lower --host-memory."
+        )
     budget_bytes = _resolve_budget(options, fixed_bytes, needs, available_bytes - host_bytes, reasons)
     num_slots = min(needs.num_records, (budget_bytes - fixed_bytes) // needs.slot_bytes)
     if num_slots < 1:
@@ -84,7 +92,7 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: in
     reasons["num_slots"] = f"{num_slots} of {needs.num_records} experts fit into what the rest leaves of the budget"
     plan = MemoryPlan(
         budget_bytes=budget_bytes,
-        dense_bytes=needs.dense_bytes,
+        dense_bytes=dense_bytes,
         base_bytes=base_bytes,
         kv_bytes=kv_bytes,
         workspace_bytes=workspace_bytes,
@@ -97,6 +105,14 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: in
     )
     _check_available(plan, available_bytes)
     return plan
+
+
+def _fixed_bytes(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> tuple[int, int, int, int]:
+    """Dense weights, base bank, KV cache and workspace: what does not depend on the budget."""
+    base_bytes = 0 if options.mode == "on_demand" else needs.base_bytes
+    kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
+    kv_bytes = kv_tok * needs.shape.kv_bytes_per_tok
+    return needs.dense_bytes, base_bytes, kv_bytes, _workspace_bytes(needs.shape, options, context_tok)
 
 
 def _resolve_context(shape: ModelShape, options: LoadOptions, reasons: dict[str, str]) -> int:

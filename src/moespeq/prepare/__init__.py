@@ -5,7 +5,7 @@ from __future__ import annotations
 from moespeq.prepare.export import export_checkpoint
 from moespeq.prepare.prepare import prepare_cached, prepare_store
 from moespeq.prepare.progress import ProgressSink
-from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
+from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, not_kept, resolve_source
 from moespeq.prepare.verify import VerifyReport, verify_store
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "export_checkpoint",
     "is_store",
     "name_of",
+    "not_kept",
     "prepare_cached",
     "prepare_store",
     "resolve_source",

@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice
 from pathlib import Path
 
 from moespeq.errors import StoreError, UsageError
 from moespeq.prepare.experts import decode_expert, piece_bytes
+from moespeq.prepare.export_folder import export_folder
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.progress import Meter, ProgressSink
 from moespeq.prepare.workers import ExpertWorkers
-from moespeq.store import ExpertPiece, SafetensorsFile, Store, StoredFile, TensorEntry
+from moespeq.store import ExpertPiece, SafetensorsFile, SourceFile, Store, StoredFile, TensorEntry
 from moespeq.store.checkpoint import INDEX_NAME
 from moespeq.store.disk_space import require_free, storage_errors
 from moespeq.types import ExpertKey
@@ -30,26 +31,33 @@ __all__ = ["export_checkpoint"]
 def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = None) -> Path:
     """Rebuild the checkpoint of the store at `path` in the folder `out`; returns `out`.
 
-    Raises UsageError when `out` holds another file under a name to be written, StoreError when the store is
+    Raises UsageError when `out` holds another file or is being exported to, StoreError when the store is
     damaged, StorageError when the disk is full.
     """
     with Store.open(path) as store:
         source = store.manifest.source
-        meter = Meter(progress, sum(file.size_bytes for file in source))
-        is_done = [_is_there(out / file.name, file.size_bytes, file.sha256) for file in source]
-        require_free(out, sum(file.size_bytes for file, done in zip(source, is_done, strict=True) if not done))
-        with ExpertWorkers() as workers, storage_errors(out, sum(file.size_bytes for file in source)):
-            rebuilding = _Rebuilding(store, workers)
-            out.mkdir(parents=True, exist_ok=True)
-            for position, file in enumerate(source):
-                if is_done[position]:
-                    meter.add(file.size_bytes, file.name)
-                else:
-                    _write(out / file.name, rebuilding.chunks(position, meter), file.sha256)
-            for kept in store.manifest.files:
-                if _is_of_checkpoint(kept) and not _is_there(out / kept.name, kept.size_bytes, kept.sha256):
-                    _write(out / kept.name, [(path / kept.path).read_bytes()], kept.sha256)
+        kept = [file for file in store.manifest.files if _is_of_checkpoint(file)]
+        files: list[SourceFile | StoredFile] = [*source, *kept]
+        with export_folder(out, {file.name for file in files}):
+            is_done = {file.name: _is_there(out / file.name, file.size_bytes, file.sha256) for file in files}
+            needed_bytes = sum(file.size_bytes for file in files if not is_done[file.name])
+            require_free(out, needed_bytes)
+            with storage_errors(out, needed_bytes):
+                _write_source(store, out, is_done, Meter(progress, sum(file.size_bytes for file in source)))
+                for file in kept:
+                    if not is_done[file.name]:
+                        _write(out / file.name, [(path / file.path).read_bytes()], file.sha256)
     return out
+
+
+def _write_source(store: Store, out: Path, is_done: Mapping[str, bool], meter: Meter) -> None:
+    with ExpertWorkers() as workers:
+        rebuilding = _Rebuilding(store, workers)
+        for position, file in enumerate(store.manifest.source):
+            if is_done[file.name]:
+                meter.add(file.size_bytes, file.name)
+            else:
+                _write(out / file.name, rebuilding.chunks(position, meter), file.sha256)
 
 
 class _Rebuilding:
@@ -93,8 +101,8 @@ class _Rebuilding:
 
 
 def _is_of_checkpoint(file: StoredFile) -> bool:
-    """Whether a stored file is one of the checkpoint's own small files."""
-    return file.folder == "model" or (file.folder == "headers" and file.name == INDEX_NAME)
+    """Whether a stored file is one of the checkpoint's own files."""
+    return file.folder in ("model", "other") or (file.folder == "headers" and file.name == INDEX_NAME)
 
 
 def _is_there(path: Path, size_bytes: int, sha256: str) -> bool:

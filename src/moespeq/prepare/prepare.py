@@ -28,7 +28,8 @@ from moespeq.store import (
     TensorEntry,
     open_checkpoint,
 )
-from moespeq.store.checkpoint import INDEX_NAME
+from moespeq.store.checkpoint import INDEX_NAME, is_weights_name
+from moespeq.store.output_path import require_new_name
 from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
 from moespeq.types import ExpertKey
@@ -56,6 +57,7 @@ def prepare_store(
     """
     folder = resolve_source(source)
     out = out if out is not None else default_output(source)
+    require_new_name(out)
     if out.resolve() == folder.resolve():
         raise UsageError(f"{out} is the checkpoint itself; choose another output.")
     checkpoint = open_checkpoint(folder)
@@ -146,7 +148,8 @@ class _Preparation:
         if index.is_file():
             kept.append(writer.write_file(f"headers/{INDEX_NAME}", _file_chunks(index)))
         for path in self._checkpoint.kept_files():
-            kept.append(writer.write_file(f"model/{path.name}", _file_chunks(path)))
+            folder = "other" if is_weights_name(path.name) else "model"
+            kept.append(writer.write_file(f"{folder}/{path.name}", _file_chunks(path)))
         self._meter.add(0, "source checksums")
         digests = hasher.wait()
         return Manifest(

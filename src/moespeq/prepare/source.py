@@ -21,7 +21,7 @@ from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.store import MANIFEST_NAME, open_checkpoint
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
 
-__all__ = ["cache_folder_for", "default_output", "is_store", "name_of", "resolve_source"]
+__all__ = ["cache_folder_for", "default_output", "is_store", "name_of", "not_kept", "resolve_source"]
 
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*", "*.tiktoken")
 
@@ -29,8 +29,11 @@ _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*", "*.
 def resolve_source(source: Path | str) -> Path:
     """The folder of a checkpoint; a hub id is downloaded first. Raises CheckpointError."""
     folder = Path(source)
-    if folder.exists():
-        return folder
+    try:
+        if folder.exists():
+            return folder
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be a checkpoint ({error.strerror}); give its folder.") from error
     if isinstance(source, Path) or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise CheckpointError(f"{source} does not exist; give a checkpoint folder or a hub id such as org/name.")
     small = _download(source, ["config.json", INDEX_NAME])
@@ -54,6 +57,14 @@ def default_output(source: Path | str) -> Path:
 def is_store(path: Path) -> bool:
     """Whether `path` is a finished store."""
     return (path / MANIFEST_NAME).is_file()
+
+
+def not_kept(checkpoint: Path) -> tuple[str, ...]:
+    """Names in a checkpoint folder that its store does not hold, so that nobody deletes them unawares.
+
+    Folders end in a slash. Raises CheckpointError.
+    """
+    return open_checkpoint(checkpoint).not_kept()
 
 
 def cache_folder_for(

@@ -50,6 +50,7 @@ def verify_store(path: Path, against: Path | None = None, progress: ProgressSink
         checked_bytes += sum(store.base_bytes(key) + store.record_bytes(key) for key in keys)
         meter = Meter(progress, checked_bytes + (checkpoint.size_bytes if checkpoint else 0))
         _check_files(store, meter)
+        store.pieces()  # Reading the table checks it.
         _check_records(store, keys, meter)
         compared_bytes = _compare(store, checkpoint, keys, meter) if checkpoint else 0
         return VerifyReport(len(keys), len(store.manifest.files), checked_bytes, 8 * compared_bytes)

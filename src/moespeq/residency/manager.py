@@ -206,10 +206,10 @@ class Residency:
 
     def _give_back(self, held: list[ExpertKey]) -> None:
         """Unpin and empty `held`."""
-        for key in held:
+        while held:
+            key = held.pop()
             self._cache.unpin(key)
-        self._offer(held)
-        held.clear()
+            self._offer([key])
 
     def _close_pass(self, committed_tok: int) -> None:
         self._close_waves()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ __all__ = [
     "Checkpoint",
     "Place",
     "is_plain_name",
+    "is_weights_name",
     "open_checkpoint",
     "read_index",
 ]
@@ -29,7 +30,8 @@ __all__ = [
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _NUM_SAMPLES, _SAMPLE_BYTES = 32, 256
-# Weights in other formats, or other safetensors than the model's: neither source nor a small file to keep.
+MAX_KEPT_BYTES = 64 << 20
+# Weights in other formats, pickles, other safetensors than the model's: nothing that a model is loaded from.
 _WEIGHT_SUFFIXES = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz", ".tflite")
 )
@@ -59,6 +61,7 @@ class Checkpoint:
         """A hash that no other checkpoint has, from a little of it. Raises CheckpointError or StorageError.
 
         Fine-tunes of one model have equal names, sizes and headers: so it covers times and data samples too.
+        The small files that a store keeps are covered as a whole.
         """
         digest = hashlib.sha256()
         for file in self.files:
@@ -68,18 +71,24 @@ class Checkpoint:
             for sample in range(_NUM_SAMPLES):
                 offset = file.size_bytes * sample // _NUM_SAMPLES
                 digest.update(file.read(offset, min(_SAMPLE_BYTES, file.size_bytes - offset)).data)
+        index = self.folder / INDEX_NAME
+        for path in (*self.kept_files(), *([index] if index.is_file() else [])):
+            digest.update(f"{path.name}\0".encode() + hashlib.sha256(_read(path)).digest())
         return digest.hexdigest()
 
     def kept_files(self) -> tuple[Path, ...]:
-        """Every other top-level file that is not weights: config, tokenizer, template, licence; by name."""
-        return tuple(
-            path
-            for path in sorted(self.folder.iterdir())
-            if path.is_file()
-            and is_plain_name(path.name)
-            and path.suffix not in _WEIGHT_SUFFIXES
-            and path.name != INDEX_NAME
-        )
+        """Every other top-level file below 64 MiB, whatever it is: config, tokenizer, licence; by name."""
+        return tuple(path for path in self._others() if _is_kept(path))
+
+    def not_kept(self) -> tuple[str, ...]:
+        """Names of what else is in the folder: folders (with a slash), large files, links to nothing."""
+        names = (path.name + "/" * path.is_dir() for path in self._others() if not _is_kept(path))
+        return tuple(name if name.isprintable() else ascii(name) for name in names)
+
+    def _others(self) -> Iterator[Path]:
+        """What is in the folder beside the weight files and their index, by name."""
+        own = {INDEX_NAME, *(file.path.name for file in self.files)}
+        return (path for path in sorted(self.folder.iterdir()) if path.name not in own)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -123,9 +132,25 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
+def is_weights_name(name: str) -> bool:
+    """Whether `name` ends like weights or a pickle: such a file is never parsed."""
+    return Path(name).suffix.lower() in _WEIGHT_SUFFIXES
+
+
 def is_plain_name(name: str) -> bool:
     """Whether `name` is one file name: no folder, no parent, nothing a terminal would interpret."""
     return name.isprintable() and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+
+
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and is_plain_name(path.name) and path.stat().st_size < MAX_KEPT_BYTES
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download it again.") from error
 
 
 def _open_shard(path: Path) -> SafetensorsFile:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moespeq.errors import StoreError
 from moespeq.nested import Layout
 from moespeq.store.manifest import StoredFile
 
@@ -40,33 +41,33 @@ class Durable:
         return self.base_end + self.experts_end + sum(file.size_bytes for file in self.dense.values())
 
     def apply(self, unit: Mapping[str, Any]) -> None:
-        """Fold one unit in."""
+        """Fold one unit in. Raises KeyError, TypeError or ValueError when it is none."""
         if "path" in unit:
-            self.dense[unit["path"]] = StoredFile(unit["path"], unit["size_bytes"], unit["sha256"])
+            path = str(unit["path"])
+            self.dense[path] = StoredFile(path, int(unit["size_bytes"]), str(unit["sha256"]))
             return
         self.num_records, self.base_end, self.experts_end = (
-            unit["num_records"],
-            unit["base_end"],
-            unit["experts_end"],
+            int(unit[name]) for name in ("num_records", "base_end", "experts_end")
         )
-        self.layouts[unit["layer"]] = Layout(unit["layout"])
+        self.layouts[int(unit["layer"])] = Layout(unit["layout"])
 
 
 class Journal:
     """Append-only file of units; `durable` is always what a reader of the file would see."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open or begin the journal at `path`; `identity` is what can be written as JSON."""
+        """Open or begin the journal at `path`; `identity` is what can be written as JSON.
+
+        Raises StoreError when a line is whole and no unit.
+        """
         lines, sound_bytes = _read_lines(path)
         # A journal of another checkpoint or of other options must not be added to.
         self.is_foreign = bool(lines) and lines[0] != identity
-        self.durable = Durable()
+        self.durable = _fold(lines[1:], path) if not self.is_foreign else Durable()
         self._file = path.open("ab")
         if self.is_foreign:
             return
         self._file.truncate(sound_bytes)
-        for line in lines[1:]:
-            self.durable.apply(line)
         if not lines:
             self._append(identity)
 
@@ -96,6 +97,16 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
+def _fold(units: Sequence[Mapping[str, Any]], path: Path) -> Durable:
+    durable = Durable()
+    try:
+        for unit in units:
+            durable.apply(unit)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} is damaged; remove {path.parent} and prepare again.") from error
+    return durable
+
+
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The lines before the first torn one, and how many bytes they are."""
     lines: list[dict[str, Any]] = []
@@ -103,7 +114,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     for text in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             line = json.loads(text) if text.endswith(b"\n") else None
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
         if line is None:
             break

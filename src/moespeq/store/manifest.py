@@ -6,15 +6,18 @@
           dense/*.safetensors      every tensor that is not a routed expert, one file per source file
           model/*                  config, tokenizer, template: the source's other files, verbatim
           headers/*                the header of each source file, and the index, verbatim
+          other/*                  weights of other formats and the like: kept for export, never parsed
 
 Only this file knows the schema. A key too many or too few is an error: guessing would turn into wrong
-weights. Names become paths when a checkpoint is exported, so a name that could leave its folder is an error
-too.
+weights. Every other checksum is in here, so the manifest carries one of itself. Names become paths when a
+checkpoint is exported, so a name that could leave its folder is an error too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +26,11 @@ from moespeq.errors import MoespeqError, StoreError
 from moespeq.nested import BaseFormat, Layout
 from moespeq.store.checkpoint import is_plain_name
 
-__all__ = ["MANIFEST_NAME", "SCHEMA", "Manifest", "SourceFile", "StoredFile", "Table"]
+__all__ = ["MANIFEST_NAME", "SCHEMA", "Manifest", "SourceFile", "StoredFile", "Table", "digest_of"]
 
 SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
+FOLDERS = ("dense", "model", "headers", "other")
 
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ class StoredFile:
 
     @property
     def folder(self) -> str:
-        """`dense`, `model` or `headers`."""
+        """`dense`, `model`, `headers` or `other`."""
         return self.path.partition("/")[0]
 
     @property
@@ -110,7 +114,8 @@ class Manifest:
         values["source"] = [asdict(file) for file in self.source]
         values["files"] = [asdict(file) for file in self.files]
         values["records"], values["pieces"] = asdict(self.records), asdict(self.pieces)
-        return json.dumps({"schema": SCHEMA, **values}, indent=1) + "\n"
+        signed = {"schema": SCHEMA, **values}
+        return json.dumps({**signed, "digest": digest_of(signed)}, indent=1) + "\n"
 
     @classmethod
     def load(cls, store: Path) -> Manifest:
@@ -122,16 +127,24 @@ class Manifest:
             raise StoreError(f"{store} has no {MANIFEST_NAME}: it is no store; prepare one first.") from None
         except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{path} cannot be read ({error}); prepare the store again.") from error
-        schema = values.pop("schema", None) if isinstance(values, dict) else None
+        schema = values.get("schema") if isinstance(values, dict) else None
         if schema != SCHEMA:
             raise StoreError(
                 f"{path} has schema {schema!r} and this version reads schema {SCHEMA}; "
                 "prepare the store again with this version."
             )
         try:
+            if values.pop("digest", None) != digest_of(values):
+                raise ValueError("it does not match its digest")
+            values.pop("schema")
             return _from_json(values)
         except (ValueError, TypeError, MoespeqError) as error:
             raise StoreError(f"{path} is damaged ({error}); prepare the store again.") from error
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's values, whatever their order and spacing in the file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _from_json(values: dict[str, Any]) -> Manifest:
@@ -153,13 +166,15 @@ def _from_json(values: dict[str, Any]) -> Manifest:
         records=_record(values["records"], Table),
         pieces=_record(values["pieces"], Table),
     )
-    if len(manifest.module_names) != len(manifest.layouts):
+    if not 1 <= manifest.top_k <= manifest.num_experts:
+        raise ValueError(f"{manifest.top_k} of {manifest.num_experts} experts cannot be chosen")
+    if not manifest.layouts or len(manifest.module_names) != len(manifest.layouts):
         raise ValueError(f"{len(manifest.module_names)} modules have {len(manifest.layouts)} layouts")
     for name in [*(file.name for file in manifest.source), *(file.name for file in manifest.files)]:
         if not is_plain_name(name):
             raise ValueError(f"{name!r} is not a plain file name")
     for file in manifest.files:
-        if file.folder not in ("dense", "model", "headers"):
+        if file.folder not in FOLDERS:
             raise ValueError(f"{file.path!r} is in no folder of a store")
     return manifest
 
@@ -172,7 +187,8 @@ def _matrix(values: Any) -> tuple[str, int, int]:
 def _record(values: Any, kind: type[T]) -> T:
     """A dataclass of texts and counts from its JSON object."""
     _require_keys(_typed(values, dict), kind)
-    return kind(**{key: value if type(value) is str else _count(value) for key, value in values.items()})
+    texts = {name for name, kind_name in kind.__annotations__.items() if kind_name == "str"}
+    return kind(**{key: _typed(value, str) if key in texts else _count(value) for key, value in values.items()})
 
 
 def _count(value: Any) -> int:

@@ -1,6 +1,7 @@
 """A finished store, opened for reading: manifest, bases, records, dense tensors.
 
-Opening checks everything that costs no reading of weights: the schema, file sizes, and the tables' checksums.
+Opening checks everything that costs no reading of weights: the schema, file sizes, and the checksums of the
+record table and of the model's small files. Dense tensors are checked whenever they are read: once per load.
 Records are checked one by one where they are read, if the reader asks for it, and all together by `moespeq
 verify`.
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from moespeq.errors import CheckpointError, StoreError
+from moespeq.errors import CheckpointError, StorageError, StoreError
 from moespeq.nested import Layout
 from moespeq.store.manifest import Manifest, Table
 from moespeq.store.pieces import ExpertPiece, unpack_pieces
@@ -45,8 +46,11 @@ class Store:
         records.check(manifest.base_file_bytes, manifest.experts_file_bytes)
         _check_size(path / "base.bin", manifest.base_file_bytes)
         _check_size(path / "experts.bin", manifest.experts_file_bytes)
+        _check_size(path / "pieces.bin", manifest.pieces.size_bytes)
         for file in manifest.files:
             _check_size(path / file.path, file.size_bytes)
+            if file.folder == "model":
+                _check_digest(path / file.path, hashlib.sha256(_read(path / file.path)), file.sha256)
         return cls(path, manifest, records)
 
     @property
@@ -94,10 +98,17 @@ class Store:
                     raise StoreError(f"{self.path / file.path} is damaged; prepare the store again.") from error
 
     def dense_tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
-        """Every dense tensor with its bytes in fresh, page-aligned memory."""
+        """Every dense tensor with its bytes in fresh, page-aligned memory.
+
+        A file's tensors come once all of them match its checksum. Raises StoreError or StorageError.
+        """
         for file in self.dense_files():
-            for entry in file.entries:
-                yield entry, file.read(entry.offset, entry.num_bytes)
+            tensors = [(entry, file.read(entry.offset, entry.num_bytes)) for entry in file.entries]
+            digest = hashlib.sha256(file.header)
+            for _, data in tensors:  # In order of offset and without holes: header and tensors are the file.
+                digest.update(data.data)
+            _check_digest(file.path, digest, self._digests[f"dense/{file.path.name}"])
+            yield from tensors
 
     def pieces(self) -> tuple[ExpertPiece, ...]:
         """Which source tensor holds which rows of which expert."""
@@ -108,9 +119,10 @@ class Store:
     def source_header(self, position: int) -> bytes:
         """The header of a source file, verbatim; `position` is its place in `manifest.source`."""
         path = f"headers/{self.manifest.source[position].name}"
-        header = (self.path / path).read_bytes() if path in self._digests else b""
-        if hashlib.sha256(header).hexdigest() != self._digests.get(path):
-            raise StoreError(f"{self.path / path} does not match its checksum; prepare the store again.")
+        if path not in self._digests:
+            raise StoreError(f"{self.path} lists no {path}; prepare the store again.")
+        header = _read(self.path / path)
+        _check_digest(self.path / path, hashlib.sha256(header), self._digests[path])
         return header
 
     def source_entries(self, position: int) -> tuple[TensorEntry, ...]:
@@ -147,10 +159,22 @@ class DiskSource:
 
 def _read_table(path: Path, table: Table) -> bytes:
     _check_size(path, table.size_bytes)
-    data = path.read_bytes()
+    data = _read(path)
     if zlib.crc32(data) != table.crc32:
         raise StoreError(f"{path} is damaged: it does not match its checksum; prepare the store again.")
     return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror}); check the disk.") from error
+
+
+def _check_digest(path: Path, digest: hashlib._Hash, sha256: str) -> None:
+    if digest.hexdigest() != sha256:
+        raise StoreError(f"{path} is damaged: it does not match its checksum; prepare the store again.")
 
 
 def _check_size(path: Path, size_bytes: int) -> None:

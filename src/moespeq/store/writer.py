@@ -5,7 +5,8 @@
     OUT.partial/store/     what becomes OUT by one rename, after everything in it is on disk
 
 Order of durability: a unit's bytes, then its journal line; all files, then the manifest, then the rename. So
-whatever moment a kill or a power cut picks, the next run continues from the last journal line, and the
+whatever moment a kill or a power cut picks, the next run continues from the last journal line whose bytes still
+match, and the
 finished store is the one that an uninterrupted run writes, byte for byte.
 """
 
@@ -26,6 +27,7 @@ from moespeq.store.build_lock import acquire
 from moespeq.store.disk_space import require_free, storage_errors
 from moespeq.store.journal import Durable, Journal
 from moespeq.store.manifest import MANIFEST_NAME, Manifest, StoredFile, Table
+from moespeq.store.output_path import partial_of, require_new_name
 from moespeq.store.records import (
     PAGE_BYTES,
     ROW_BYTES,
@@ -35,6 +37,7 @@ from moespeq.store.records import (
     round_up,
     start_of_record,
 )
+from moespeq.store.resume import sound_files, sound_records
 
 __all__ = ["StoreWriter"]
 
@@ -47,10 +50,11 @@ class StoreWriter:
     def __init__(self, out: Path, identity: Mapping[str, Any], *, needed_bytes: int) -> None:
         """Begin the store `out`, or go on with it; `needed_bytes` is an estimate of the whole store.
 
-        Raises StoreError when `out` exists, when another process builds it, or when it was begun with another
-        `identity`; StorageError when too little is free.
+        Raises UsageError when `out` cannot be made; StoreError when it exists, when another process builds it,
+        or when it was begun with another `identity`; StorageError when too little is free.
         """
-        self._out, self._partial = out, out.with_name(out.name + ".partial")
+        require_new_name(out)
+        self._out, self._partial = out, partial_of(out)
         self._folder = self._partial / "store"
         self._needed_bytes = needed_bytes
         self._resources = ExitStack()
@@ -80,6 +84,7 @@ class StoreWriter:
             (self._folder / "dense").mkdir(parents=True, exist_ok=True)
             self._fds = {name: self._open_appending(name) for name in (_BASE, _EXPERTS, _RECORDS)}
             self._cut()
+            self._take_back_damaged()
 
     def _open_appending(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -115,11 +120,7 @@ class StoreWriter:
 
     def restart_layer(self, layer: int, layout: Layout, num_experts: int) -> None:
         """Take back every record of `layer`, to write them again as `layout`."""
-        rows = self.rows(0, layer * num_experts)
-        self._num_records = len(rows)
-        self._base_end, self._experts_end = (rows[-1].base.end, rows[-1].record.end) if rows else (0, 0)
-        self.commit(layer, layout)
-        self._cut()
+        self._take_back(layer * num_experts, layer, layout)
 
     def rows(self, start: int, stop: int) -> tuple[RecordRow, ...]:
         """The rows of records [start, stop), all appended already."""
@@ -128,7 +129,7 @@ class StoreWriter:
 
     def write_dense(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write a file below `dense/`, durable when this returns; skipped when it is there."""
-        if f"dense/{name}" not in self.durable.dense:
+        if f"dense/{name}" not in self._sound_dense:
             stored = self.write_file(f"dense/{name}", chunks)
             with self._writing():
                 self._journal.dense_done(stored)
@@ -168,7 +169,7 @@ class StoreWriter:
                 _fsync_folder(folder)
             self._folder.rename(self._out)
             _fsync_folder(self._out.parent)
-            shutil.rmtree(self._partial)
+            shutil.rmtree(self._partial, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
@@ -183,7 +184,14 @@ class StoreWriter:
 
     def _refuse_existing(self) -> None:
         if self._out.exists():
+            self._remove_leftover()
             raise StoreError(f"{self._out} exists already; use it, or remove it to prepare it again.")
+
+    def _remove_leftover(self) -> None:
+        """What stays when a process is killed after the rename: the partial folder without its store."""
+        names = {path.name for path in self._partial.iterdir()} if self._partial.is_dir() else set()
+        if "journal" in names and names <= {"journal", "lock"}:
+            shutil.rmtree(self._partial, ignore_errors=True)
 
     def _place(self, name: str, data: memoryview, end: int) -> Span:
         offset = start_of_record(end, len(data))
@@ -191,6 +199,22 @@ class StoreWriter:
             os.ftruncate(self._fds[name], offset)
             _write_all(self._fds[name], data)
         return Span(offset, len(data), zlib.crc32(data))
+
+    def _take_back_damaged(self) -> None:
+        """Build again what is not what the journal says."""
+        self._sound_dense = sound_files(self._folder, self.durable.dense.values())
+        num_sound = sound_records(self._fds[_BASE], self._fds[_EXPERTS], self.rows(0, self._num_records))
+        if num_sound < self._num_records:
+            last_layer = max(self.durable.layouts)
+            self._take_back(num_sound, last_layer, self.durable.layouts[last_layer])
+
+    def _take_back(self, num_records: int, layer: int, layout: Layout) -> None:
+        """Keep the first `num_records` records only; `layer` will be written as `layout`."""
+        rows = self.rows(0, num_records)
+        self._num_records = num_records
+        self._base_end, self._experts_end = (rows[-1].base.end, rows[-1].record.end) if rows else (0, 0)
+        self.commit(layer, layout)
+        self._cut()
 
     def _cut(self) -> None:
         """Cut the files back to what counts."""
