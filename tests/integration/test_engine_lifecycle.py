@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import moespeq
 from engines import open_tight
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
-from moespeq.errors import PromptError, StorageError, UsageError
+from moespeq.errors import PromptError, UsageError
 from moespeq.types import FinishReason
 
 NUM_SLOTS = 12
@@ -148,49 +148,6 @@ def test_an_interrupt_in_a_round_leaves_nothing_open(engine: Engine, monkeypatch
             text(engine)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_a_damaged_record_is_named_and_the_engine_lives_on_when_it_is_restored(
-    tiny_store: Path, tmp_path: Path, answer: tuple[int, ...], k: int
-) -> None:
-    store = shutil.copytree(tiny_store, tmp_path / "store")
-    experts = store / "experts.bin"
-    whole = experts.read_bytes()
-    with open_tight(store, NUM_SLOTS, k=k) as engine:
-        damaged = bytearray(whole)
-        for position in range(50, len(whole), 1000):  # every record, bases stay whole
-            damaged[position] ^= 16
-        experts.write_bytes(damaged)
-        for _ in range(2):
-            with pytest.raises(StorageError, match=r"experts\.bin.*checksum") as caught:
-                text(engine)
-            assert "\n" not in str(caught.value)
-        experts.write_bytes(whole)
-        assert text(engine) == answer
-        engine._parts.residency.check()
-
-
-def test_a_record_that_fails_only_as_a_guess_costs_no_token(
-    tiny_store: Path, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from moespeq.store import DiskSource
-
-    reads, honest = iter(range(10**6)), DiskSource.read_into
-
-    def flaky(self: DiskSource, key: Any, buffer: memoryview) -> None:
-        if threading.current_thread().name.endswith("-0") and next(reads) % 3 == 2:
-            raise OSError("flaky link")
-        honest(self, key, buffer)
-
-    monkeypatch.setattr(DiskSource, "read_into", flaky)
-    with open_tight(tiny_store, NUM_SLOTS, k=4) as engine:
-        for _ in range(12):
-            try:
-                assert text(engine) == answer
-            except StorageError as error:
-                assert "flaky link" in str(error)  # noqa: PT017 - either outcome is right, a wrong text is not
-            engine._parts.residency.check()
-
-
 def test_a_closed_engine_refuses_politely(tiny_store: Path) -> None:
     with open_tight(tiny_store, NUM_SLOTS) as engine:
         stream = engine.stream(PROMPT, max_new_tokens=400)
@@ -209,9 +166,10 @@ def test_closing_while_another_thread_generates_ends_that_generation(tiny_store:
 
     def generate() -> None:
         stream = engine.stream(PROMPT, max_new_tokens=400, ignore_eos=True)
-        for _ in stream:
-            begun.set()
-        reasons.append(stream.result.finish_reason)
+        with suppress(UsageError):  # raised where the engine closed between two rounds
+            for _ in stream:
+                begun.set()
+            reasons.append(stream.result.finish_reason)
 
     thread = threading.Thread(target=generate)
     thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from moespeq.config import LoadOptions, format_bytes
 from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
-from moespeq.errors import BudgetError, UsageError
+from moespeq.errors import BudgetError, StorageError, UsageError
 from moespeq.store import DiskSource, Store
 from moespeq.types import ExpertKey
 
@@ -211,3 +213,44 @@ def test_two_engines_read_one_store_at_once(tiny_store: Path, answer: tuple[int,
                 else:
                     text.extend(piece.tokens)
     assert tuple(texts[0]) == tuple(texts[1]) == answer
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_damaged_record_is_named_and_the_engine_lives_on_when_it_is_restored(
+    tiny_store: Path, tmp_path: Path, answer: tuple[int, ...], k: int
+) -> None:
+    store = shutil.copytree(tiny_store, tmp_path / "store")
+    experts = store / "experts.bin"
+    whole = experts.read_bytes()
+    with open_tight(store, 12, k=k) as engine:
+        damaged = bytearray(whole)
+        for position in range(50, len(whole), 1000):  # every record, bases stay whole
+            damaged[position] ^= 16
+        experts.write_bytes(damaged)
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"experts\.bin.*checksum") as caught:
+                generate(engine)
+            assert "\n" not in str(caught.value)
+        experts.write_bytes(whole)
+        assert generate(engine).tokens == answer
+        engine._parts.residency.check()
+
+
+def test_a_record_that_fails_only_as_a_guess_costs_no_token(
+    tiny_store: Path, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, honest = iter(range(10**6)), DiskSource.read_into
+
+    def flaky(self: DiskSource, key: Any, buffer: memoryview) -> None:
+        if threading.current_thread().name.endswith("-0") and next(reads) % 3 == 2:
+            raise OSError("flaky link")
+        honest(self, key, buffer)
+
+    monkeypatch.setattr(DiskSource, "read_into", flaky)
+    with open_tight(tiny_store, 12, k=4) as engine:
+        for _ in range(12):
+            try:
+                assert generate(engine).tokens == answer
+            except StorageError as error:
+                assert "flaky link" in str(error)  # noqa: PT017 - either outcome is right, a wrong text is not
+            engine._parts.residency.check()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from moespeq.config import LoadOptions
 from moespeq.decode.engine import Engine, EngineParts
-from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.loop import ROW_TILE, SpeculativeLoop
 from moespeq.errors import UsageError
 from moespeq.hardware.cores import physical_cores
 from moespeq.hardware.memory import available_host_bytes
 from moespeq.model.loading import describe, load_config, load_generation_config, load_without_experts
+from moespeq.model.row_probe import rows_agree
 from moespeq.model.runner import Runner
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.model.weights import BaseBank, ExpertWeights
@@ -92,7 +95,6 @@ def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.
     store = Store.open(path)
     try:
         plan = plan_of(store, options)
-        torch.set_num_threads(plan.threads)
         return _assemble(store, options, plan, dtype)
     except BaseException:
         store.close()
@@ -110,7 +112,9 @@ def _check_mode(store: Store, options: LoadOptions) -> None:
 
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype) -> Engine:
     manifest, config = store.manifest, load_config(store.model_folder)
+    torch.set_num_threads(plan.threads)
     model = load_without_experts(config, _dense_tensors(store), dtype)
+    plan = _check_threads(model, manifest.shapes, options, plan)
     runner = Runner(model, context_tok=plan.context_tok, rows=options.row_bucket)
     arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
     clock = MonotonicClock()
@@ -160,6 +164,25 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
             close=close,
         )
     )
+
+
+def _check_threads(
+    model: nn.Module, shapes: Sequence[tuple[int, int]], options: LoadOptions, plan: MemoryPlan
+) -> MemoryPlan:
+    """Keep the planned threads only where a row's bits do not depend on its place.
+
+    Raises UsageError where they do and the threads were asked for: an explicit option is never overruled in silence.
+    """
+    if plan.threads == 1 or rows_agree(model, shapes, rows=options.row_bucket, row_tile=ROW_TILE):
+        return plan
+    if options.threads is not None:
+        raise UsageError(
+            f"With {options.threads} threads this CPU rounds a row by its place in a pass, "
+            f"so a text would depend on k; use threads=1."
+        )
+    torch.set_num_threads(1)
+    reason = f"1: with {plan.threads} threads this CPU rounds a row by its place in a pass"
+    return replace(plan, threads=1, reasons={**plan.reasons, "threads": reason})
 
 
 def _dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
