@@ -21,6 +21,7 @@ from moespeq.prepare import (
     resolve_source,
 )
 from moespeq.store import Store
+from moespeq.store.manifest import SCHEMA
 from synthetic_store import files_of
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -120,3 +121,12 @@ def test_a_hub_id_that_cannot_be_downloaded_is_one_sentence(hub: Path, name: str
 def test_what_is_neither_folder_nor_hub_id_is_refused(source: str | Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         resolve_source(source)
+
+
+def test_a_version_with_another_schema_gets_a_cache_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tiny("mixtral", tmp_path / "source")
+    before = cache_folder_for(source)
+    monkeypatch.setattr("moespeq.prepare.source.SCHEMA", SCHEMA + 1)
+    assert cache_folder_for(source) != before

@@ -20,6 +20,7 @@ from moespeq.model.supported import check_family
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.store import MANIFEST_NAME, open_checkpoint
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
+from moespeq.store.manifest import SCHEMA
 
 __all__ = ["cache_folder_for", "default_output", "is_store", "name_of", "not_kept", "resolve_source"]
 
@@ -77,9 +78,10 @@ def cache_folder_for(
     """Where a checkpoint folder run for the first time is prepared.
 
     `MOESPEQ_CACHE`, or `moespeq` in the user's cache folder, then NAME-HASH. The hash is the
-    checkpoint's fingerprint and the options, so that a changed checkpoint gets a store of its own.
+    checkpoint's fingerprint, the options and the schema, so that a changed checkpoint gets a store of
+    its own, and a version that writes another schema does not trip over an old one.
     """
-    options = json.dumps([fmt.to_json(), layout.value])
+    options = json.dumps([SCHEMA, fmt.to_json(), layout.value])
     digest = hashlib.sha256((open_checkpoint(checkpoint).fingerprint() + options).encode()).hexdigest()
     return _cache_root() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
 
