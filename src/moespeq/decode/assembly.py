@@ -173,7 +173,8 @@ def _check_threads(
 
     Raises UsageError where they do and the threads were asked for: an explicit option is never overruled in silence.
     """
-    if plan.threads == 1 or rows_agree(model, shapes, rows=options.row_bucket, row_tile=ROW_TILE):
+    is_one_row = options.row_bucket == 1  # which has no other place to stand in
+    if plan.threads == 1 or is_one_row or rows_agree(model, shapes, rows=options.row_bucket, row_tile=ROW_TILE):
         return plan
     if options.threads is not None:
         raise UsageError(
