@@ -14,7 +14,7 @@ from moespeq.decode.assembly import needs_of, open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.sampling import DraftToken, Sampler
 from moespeq.model.weights import ExpertWeights
-from moespeq.plan import plan_memory
+from moespeq.plan import Machine, plan_memory, resolve_options
 from moespeq.prepare.experts import decode_expert
 from moespeq.store import Store
 from moespeq.types import ExpertKey
@@ -26,7 +26,8 @@ def memory_for(store: Path, num_slots: int, **options: Any) -> int:
     """The device budget that leaves exactly `num_slots` slots."""
     with Store.open(store) as opened:
         needs = needs_of(opened)
-    roomy = plan_memory(needs, LoadOptions(**options), available_bytes=1 << 40)
+    machine = Machine(1 << 40)
+    roomy = plan_memory(needs, resolve_options(LoadOptions(**options), machine), machine)
     return roomy.total_bytes - roomy.slots_bytes + num_slots * roomy.slot_bytes
 
 
@@ -68,12 +69,12 @@ def flip_schedule(patch: pytest.MonkeyPatch, k: int) -> None:
     honest, rounds = Sampler.draft_token, iter(range(10**9))
     flip_at = [k]
 
-    def flipping(self: Sampler, logits: torch.Tensor, position: int, drafted: Sequence[int]) -> DraftToken:
+    def flipping(self: Sampler, logits: torch.Tensor, position: int, drafted: Sequence[torch.Tensor]) -> DraftToken:
         if not drafted:
             flip_at[0] = next(rounds) % (k + 1)
         draft = honest(self, logits, position, drafted)
         if len(drafted) != flip_at[0]:
             return draft
-        return DraftToken((draft.token + 1) % logits.shape[-1], draft.confidence, draft.probs)
+        return DraftToken((draft.token + 1) % logits.shape[-1], draft.probs)
 
     patch.setattr(Sampler, "draft_token", flipping)

@@ -22,7 +22,7 @@ def load(source: str | Path, *, progress: ProgressSink | None = None, **options:
     Use it as a context manager. Raises a MoespeqError with one sentence that says what to do.
     """
     parsed = LoadOptions.from_mapping(options)
-    return open_engine(prepare_cached(source, progress=progress), parsed)
+    return open_engine(prepare_cached(source, device=parsed.device, progress=progress), parsed)
 
 
 def from_pretrained(source: str | Path, *, progress: ProgressSink | None = None, **options: Any) -> PreTrainedModel:

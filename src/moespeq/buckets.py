@@ -32,6 +32,11 @@ class LengthBuckets:
         """The last edge: the first that holds the whole context."""
         return self._edges[-1]
 
+    @property
+    def count(self) -> int:
+        """How many different lengths there are."""
+        return len(self._edges)
+
     def above(self, position: int) -> int:
         """The smallest edge above `position`."""
         for edge in self._edges:

@@ -17,6 +17,7 @@ from moespeq.errors import UsageError
 __all__ = ["ROW_BUCKETS", "LoadOptions", "format_bytes", "nearest_name", "parse_bytes"]
 
 ROW_BUCKETS = (17, 33, 65)
+_DEFAULT_ROWS = {"cpu": 17, "cuda": 33}
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -74,11 +75,13 @@ class LoadOptions:
     rows: the row bucket R of every verify pass; k is at most R - 1 and results are identical between runs of equal R.
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
+    eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
+    records: "store" moves them as they are stored, "plain" as bf16, decoded into host memory (an ablation; CUDA only).
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
 
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory: int | None = None
     host_memory: int | None = None
     k: int | Literal["auto"] = "auto"
@@ -86,16 +89,22 @@ class LoadOptions:
     ctx_size: int | None = None
     mode: Literal["speculative", "on_demand"] = "speculative"
     prefetch: bool = True
+    eviction: Literal["auto", "next_use", "lru"] = "auto"
+    records: Literal["store", "plain"] = "store"
     link_bytes_per_s: float | None = None
     link_threads: int = 2
     threads: int | None = None
     prefill_rows: int = 8192
 
     def __post_init__(self) -> None:
-        if self.device not in ("auto", "cpu"):
-            raise UsageError(f"device '{self.device}' is not supported by this version; use 'cpu' or 'auto'.")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"device '{self.device}' is unknown; use 'auto', 'cpu' or 'cuda'.")
         if self.mode not in ("speculative", "on_demand"):
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
+        if self.eviction not in ("auto", "next_use", "lru"):
+            raise UsageError(f"eviction '{self.eviction}' is unknown; use 'auto', 'next_use' or 'lru'.")
+        if self.records not in ("store", "plain"):
+            raise UsageError(f"records '{self.records}' is unknown; use 'store' or 'plain'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
             raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
         if not isinstance(self.prefetch, bool):
@@ -109,21 +118,29 @@ class LoadOptions:
     def _check_k(self) -> None:
         if self.k == "auto":
             return
+        is_open = self.device == "auto" and self.rows is None and self.mode != "on_demand"
+        rows = max(_DEFAULT_ROWS.values()) if is_open else self.row_bucket
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
-            raise UsageError(f"k must be 'auto' or a whole number from 0 to {self.row_bucket - 1}, got {self.k!r}.")
+            raise UsageError(f"k must be 'auto' or a whole number from 0 to {rows - 1}, got {self.k!r}.")
         if self.k and self.mode == "on_demand":
             raise UsageError(f"on_demand decodes without a draft, got k={self.k}; leave k out.")
-        if self.k > self.row_bucket - 1:
-            larger = next((rows for rows in ROW_BUCKETS if rows > self.k), None)
+        if self.k > rows - 1:
+            larger = next((bucket for bucket in ROW_BUCKETS if bucket > self.k), None)
             advice = f"load with rows={larger}" if larger else f"the largest k is {ROW_BUCKETS[-1] - 1}"
-            raise UsageError(f"k={self.k} needs {self.k + 1} rows, but rows is {self.row_bucket}; {advice}.")
+            raise UsageError(f"k={self.k} needs {self.k + 1} rows, but rows is {rows}; {advice}.")
 
     @property
     def row_bucket(self) -> int:
-        """R: the rows of every verify pass."""
+        """R: the rows of every verify pass; by default the device's, which must have been chosen by now."""
         if self.mode == "on_demand":
             return 1
-        return self.rows if self.rows is not None else ROW_BUCKETS[0]
+        return self.rows if self.rows is not None else _DEFAULT_ROWS[self.device]
+
+    def replaced(self, changes: Mapping[str, Any]) -> LoadOptions:
+        """These options with some of them changed; sizes may be text."""
+        return LoadOptions.from_mapping(
+            {field.name: getattr(self, field.name) for field in fields(self)} | dict(changes)
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> LoadOptions:

@@ -56,7 +56,7 @@ def _least_memory(needs: MemoryNeeds) -> dict[str, int]:
     """The smallest device memory at a short context and at the default one."""
     contexts = {tok: min(tok, needs.shape.max_context_tok) for tok in (512, 4096)}
     return {
-        f"least_memory_at_{tok}_tok_bytes": least_memory_bytes(needs, LoadOptions(ctx_size=tok))
+        f"least_memory_at_{tok}_tok_bytes": least_memory_bytes(needs, LoadOptions(device="cpu", ctx_size=tok))
         for tok in sorted(set(contexts.values()))
     }
 

@@ -38,10 +38,20 @@ class RecordSource(Protocol):
 
 @runtime_checkable
 class Mover(Protocol):
-    """Copies records into slots. Never called for a slot that holds a pinned record."""
+    """Copies records into slots. Never called for a slot that holds a pinned record.
+
+    A submitted fetch is queued until its copy begins and in flight from then on. Queued fetches begin in order of their
+    cause, then of submission, so a demand overtakes every guess that has not begun.
+    """
 
     def submit(self, fetch: Fetch) -> None:
-        """Start a copy. From here the record is in flight; the slot is the mover's until its completion is returned."""
+        """Queue a copy. The slot is the mover's until its completion is returned or the fetch is cancelled."""
+        ...
+
+    def cancel(self, fetch: Fetch) -> bool:
+        """Take back a submitted fetch. True when its copy had not begun: it never will, no Completion comes and the
+        slot is the caller's again. False when it began or ended: its Completion comes as ever. Never blocks.
+        """
         ...
 
     def poll(self) -> Sequence[Completion]:

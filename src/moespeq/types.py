@@ -91,7 +91,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One round as measured: what was drafted and kept, what crossed the link and why, and where the time went."""
+    """One round as measured: what was drafted and kept, what crossed the link and why, and where the time went.
+
+    stall_s: the target waited with nothing to compute; link_busy_s: a copy was on the link; stall_busy_s: both.
+    """
 
     k: int
     accepted: int
@@ -103,6 +106,8 @@ class StepReport:
     verify_s: float
     stall_s: float
     bytes_by_cause: dict[Cause, int] = field(default_factory=dict)
+    link_busy_s: float = 0.0
+    stall_busy_s: float = 0.0
 
     @property
     def link_bytes(self) -> int:

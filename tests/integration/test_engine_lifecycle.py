@@ -20,6 +20,7 @@ from engines import open_tight
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.errors import PromptError, UsageError
+from moespeq.model.weights import ExpertWeights
 from moespeq.types import FinishReason
 
 NUM_SLOTS = 12
@@ -143,7 +144,7 @@ def test_an_interrupt_in_a_round_leaves_nothing_open(engine: Engine, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._parts.loop._target.weights.__class__, "exact", interrupted)
+        patch.setattr(ExpertWeights, "exact", interrupted)
         with pytest.raises(KeyboardInterrupt):
             text(engine)
 
@@ -265,3 +266,24 @@ def test_load_takes_a_store_or_a_checkpoint_and_prepares_it_once(
     assert (made / "experts.bin").stat().st_mtime_ns == made_at
     with pytest.raises(UsageError, match="Did you mean 'ctx_size'"):
         moespeq.load(tiny_store, ctx_sise=100)
+
+
+def test_a_retuned_engine_gives_the_same_text_from_cold_slots(tiny_store: Path) -> None:
+    with open_tight(tiny_store, 12, k=4) as engine:
+        before = engine.generate(PROMPT, max_new_tokens=12)
+        engine.retune(k=0, prefetch=False, eviction="lru", link_bytes_per_s="1GB")
+        after = engine.generate(PROMPT, max_new_tokens=12)
+        assert after.tokens == before.tokens
+        assert set(after.stats.k_per_round) == {0}
+        assert engine.options.eviction == "lru"
+        engine.retune(k=4, link_bytes_per_s=None)
+        assert set(engine.generate(PROMPT, max_new_tokens=12).stats.k_per_round) != {0}
+
+
+def test_what_takes_memory_cannot_be_retuned(tiny_store: Path) -> None:
+    with open_tight(tiny_store, 12, k=4) as engine:
+        with pytest.raises(UsageError, match="'rows' is fixed when an engine is loaded"):
+            engine.retune(rows=33)
+        with pytest.raises(UsageError, match="k=17 needs 18 rows"):
+            engine.retune(k=17)
+        assert engine.options.k == 4

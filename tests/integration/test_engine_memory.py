@@ -88,7 +88,7 @@ def test_the_engine_takes_what_the_plan_says(tiny_store: Path) -> None:
         dense_bytes = sum(tensor.nbytes for tensor in parts.runner.model.parameters())
         assert plan.dense_bytes == dense_bytes
         assert plan.kv_bytes == parts.runner.kv_bytes
-        weights = parts.loop._target.weights
+        weights = parts.runner._target.weights
         assert plan.slots_bytes == weights.slots.nbytes
         assert weights.bank is not None
         assert weights.bank.num_bytes <= plan.base_bytes
@@ -184,7 +184,7 @@ def test_on_demand_runs_from_plain_records_without_a_base(tiny_plain_store: Path
     with open_tight(tiny_plain_store, 9, mode="on_demand") as engine:
         result = generate(engine)
         assert engine.plan.base_bytes == 0
-        assert engine._parts.loop._target.weights.bank is None
+        assert engine._parts.runner._target.weights.bank is None
     assert len(result.tokens) == 12
     assert (result.stats.rows, result.stats.drafted) == (1, 0)
     assert set(result.stats.bytes_by_cause) == {"demand"}

@@ -49,7 +49,7 @@ def test_a_seam_between_rows_is_seen(monkeypatch: pytest.MonkeyPatch, broken_col
 def test_one_row_has_no_other_place_and_keeps_its_threads(
     tiny_plain_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "rows_agree", lambda *_, **__: False)
+    monkeypatch.setattr(tier_cpu, "rows_agree", lambda *_, **__: False)
     before = torch.get_num_threads()
     try:
         with open_engine(tiny_plain_store, LoadOptions(threads=2, mode="on_demand")) as engine:
@@ -59,7 +59,7 @@ def test_one_row_has_no_other_place_and_keeps_its_threads(
 
 
 def test_threads_that_round_by_place_are_given_up_or_refused(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "rows_agree", lambda *_, **__: False)
+    monkeypatch.setattr(tier_cpu, "rows_agree", lambda *_, **__: False)
     with pytest.raises(UsageError, match=r"With 2 threads this CPU rounds a row by its place .* use threads=1"):
         open_engine(tiny_store, LoadOptions(threads=2))
     monkeypatch.setattr("moespeq.plan.threads._LEAST_WEIGHTS", 0)

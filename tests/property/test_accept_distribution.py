@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moespeq.decode.accept import Accepted, accept_coupled, accept_rejection, cut
 from moespeq.decode.noise import Stream, gumbel, uniform
 from moespeq.decode.params import SamplingParams
-from moespeq.decode.sampling import Sampler
+from moespeq.decode.sampling import Sampler, drafted_tokens
 
 VOCAB = 8
 PROMPT = [3, 1]
@@ -63,9 +63,9 @@ def decode(params: SamplingParams, k: int, draft_row: Row) -> tuple[list[int], i
 def one_round(sampler: Sampler, text: list[int], k: int, draft_row: Row) -> Accepted:
     drafts = []
     for position in range(len(text), len(text) + k):
-        drafted = [draft.token for draft in drafts]
-        drafts.append(sampler.draft_token(draft_row([*text, *drafted])[None], position, drafted))
-    drafted = [draft.token for draft in drafts]
+        row = draft_row([*text, *drafted_tokens(drafts)])[None]
+        drafts.append(sampler.draft_token(row, position, [draft.token for draft in drafts]))
+    drafted = drafted_tokens(drafts)
     logits = torch.stack([target_row([*text, *drafted[:j]]) for j in range(k + 1)])
     return sampler.accept(logits, len(text), drafts)
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moespeq.errors import StorageError
 from moespeq.replay import VirtualClock
 from moespeq.residency import Eviction, PassKind, Residency, ResidencyOptions
+from moespeq.residency.eviction import NextUseEviction
 from moespeq.types import Cause, Completion, ExpertKey, Fetch
 
 NUM_LAYERS, NUM_EXPERTS = 3, 5
@@ -22,51 +23,71 @@ KEYS = [ExpertKey(layer, expert) for layer in range(NUM_LAYERS) for expert in ra
 
 
 class CheckingMover:
-    """Finishes fetches in order, when told or waited for; `broken` records fail."""
+    """Begins and finishes fetches when told or waited for, the most urgent first; `broken` records fail."""
 
     def __init__(self, num_slots: int) -> None:
         self.holds: list[ExpertKey | None] = [None] * num_slots
+        self.queued: list[Fetch] = []
         self.in_flight: list[Fetch] = []
         self.arrived: list[Completion] = []
         self.broken: frozenset[ExpertKey] = frozenset()
         self.leased: set[ExpertKey] = set()
         self.delivered_bytes = 0
+        self.num_cancelled = 0
         self.residency: Residency | None = None
 
     def submit(self, fetch: Fetch) -> None:
+        others = [*self.queued, *self.in_flight, *(completion.fetch for completion in self.arrived)]
         assert fetch.key not in self.holds, "fetched while resident"
-        assert all(fetch.key != other.key for other in self.in_flight), "fetched while in flight"
-        assert all(fetch.slot != other.slot for other in self.in_flight), "two fetches into one slot"
+        assert all(fetch.key != other.key for other in others), "fetched while submitted"
+        assert all(fetch.slot != other.slot for other in others), "two fetches into one slot"
         leaving = self.holds[fetch.slot]
         if leaving is not None:
             assert leaving not in self.leased, "a pinned record was evicted"
             self.check_victim(leaving, fetch)
         self.holds[fetch.slot] = None
-        self.in_flight.append(fetch)
+        self.queued.append(fetch)
+
+    def cancel(self, fetch: Fetch) -> bool:
+        if fetch not in self.queued:
+            others = [*self.in_flight, *(completion.fetch for completion in self.arrived)]
+            assert fetch in others, "cancelled, but never submitted"
+            return False
+        self.queued.remove(fetch)
+        self.num_cancelled += 1
+        return True
 
     def check_victim(self, leaving: ExpertKey, incoming: Fetch) -> None:
         assert self.residency is not None
-        cache, lookahead, score = (
-            self.residency.cache,
-            self.residency.lookahead,
-            self.residency._frequency.score,
-        )
+        cache, lookahead = self.residency.cache, self.residency.lookahead
         assert not cache.has_free(), "evicted while a slot was free"
-        if self.residency._options.eviction is Eviction.LRU:
+        if not isinstance(self.residency._policy, NextUseEviction):
             return
-        others = [key for key in KEYS if cache.is_evictable(key)]
-        idle = [key for key in others if not lookahead.has_use(key)]
-        if not lookahead.has_use(leaving):
-            rank = (score(leaving), -leaving.layer, leaving)
-            assert all(rank < (score(key), -key.layer, key) for key in idle), "not the least frequent"
+        score = self.residency._policy._frequency.score
+        others = [record for record in range(len(KEYS)) if cache.is_evictable(record)]
+        idle = [record for record in others if not lookahead.has_use(record)]
+        record = KEYS.index(leaving)
+        if not lookahead.has_use(record):
+            rank = (score[record], -leaving.layer, record)
+            assert all(rank < (score[other], -KEYS[other].layer, other) for other in idle), "not the least frequent"
             return
         assert incoming.cause is Cause.DEMAND, "a guess displaced a predicted record"
         assert not idle, "a predicted record left before an idle one"
         assert leaving.layer > incoming.key.layer, "a sooner record left"
-        assert all(key.layer <= leaving.layer for key in others), "not the farthest next use"
+        assert all(KEYS[other].layer <= leaving.layer for other in others), "not the farthest next use"
+        farther = [fetch for fetch in self.queued if fetch.key.layer > incoming.key.layer]
+        assert not farther, "a predicted record left before a guess that had not begun"
+
+    def begin(self, num_fetches: int) -> None:
+        for _ in range(min(num_fetches, len(self.queued))):
+            fetch = min(self.queued, key=lambda queued: queued.cause)
+            self.queued.remove(fetch)
+            self.in_flight.append(fetch)
 
     def finish(self, num_fetches: int) -> None:
+        self.begin(num_fetches - len(self.in_flight))
         for fetch in self.in_flight[:num_fetches]:
+            assert self.holds[fetch.slot] is None, "a fetch overwrote a record"
             is_broken = fetch.key in self.broken
             if not is_broken:
                 self.holds[fetch.slot] = fetch.key
@@ -84,7 +105,7 @@ class CheckingMover:
         return self.poll()
 
     def close(self) -> None:
-        self.finish(len(self.in_flight))
+        self.finish(len(self.in_flight) + len(self.queued))
 
 
 class ResidencyMachine(RuleBasedStateMachine):
@@ -92,7 +113,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @initialize(
         num_slots=st.integers(1, 9),
-        link_depth=st.integers(1, 3),
+        link_depth=st.integers(1, 5),
         prefetch=st.booleans(),
         eviction=st.sampled_from(Eviction),
     )
@@ -118,17 +139,18 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kind is PassKind.DRAFT_VERIFY)
     @rule(
-        step=st.integers(0, 3),
-        layer=st.integers(0, NUM_LAYERS - 1),
-        experts=st.sets(st.integers(0, NUM_EXPERTS - 1), min_size=1, max_size=3),
-        confidence=st.sampled_from([0.1, 0.5, 1.0]),
+        routes=st.lists(st.sets(st.integers(0, NUM_EXPERTS - 1), max_size=3), min_size=NUM_LAYERS, max_size=NUM_LAYERS)
     )
-    def predict(self, step: int, layer: int, experts: set[int], confidence: float) -> None:
-        self.residency.predict(step, layer, sorted(experts), [confidence] * len(experts))
+    def predict(self, routes: tuple[set[int], ...]) -> None:
+        self.residency.predict([sorted(experts) for experts in routes])
 
     @rule()
     def pump(self) -> None:
         self.residency.pump()
+
+    @rule(num_fetches=st.integers(1, 3))
+    def link_begins(self, num_fetches: int) -> None:
+        self.mover.begin(num_fetches)
 
     @rule(num_fetches=st.integers(1, 3))
     def link_delivers(self, num_fetches: int) -> None:
@@ -147,12 +169,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         served: list[int] = []
         try:
             for wave, pause in zip(self.residency.acquire(layer, experts), pauses, strict=False):
-                self.mover.leased = {lease.key for lease in wave}
-                for lease in wave:
-                    assert self.mover.holds[lease.slot] == lease.key, "a lease of an incomplete record"
-                served.extend(lease.key.expert for lease in wave)
+                assert (wave.layer, len(wave.experts)) == (layer, len(wave.slots))
+                self.mover.leased = {ExpertKey(layer, expert) for expert in wave.experts}
+                for expert, slot in zip(wave.experts, wave.slots, strict=True):
+                    assert self.mover.holds[slot] == (layer, expert), "a lease of an incomplete record"
+                served.extend(wave.experts)
                 self.mover.finish(pause)
-                self.residency.pump()
+                if pause:
+                    self.residency.pump()
                 self.mover.leased = set()
                 if is_closed_early:
                     break
@@ -176,7 +200,11 @@ class ResidencyMachine(RuleBasedStateMachine):
     @invariant()
     def state_is_consistent(self) -> None:
         self.residency.check()
-        assert self.residency.cache.num_in_flight <= self.residency.cache.num_slots
+        submitted = self.residency.cache.submitted
+        owned = [*self.mover.queued, *self.mover.in_flight, *(completion.fetch for completion in self.mover.arrived)]
+        assert {fetch.key for fetch in submitted.values()} == {fetch.key for fetch in owned}
+        assert {fetch.slot for fetch in submitted.values()} == {fetch.slot for fetch in owned}
+        assert self.kind is not None or not self.mover.queued, "queued, but no pass needs it"
 
     def teardown(self) -> None:
         if not hasattr(self, "residency"):
@@ -185,8 +213,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.residency.settle()
         counters, cache = self.residency.counters(), self.residency.cache
         assert counters.link_bytes == self.mover.delivered_bytes
+        assert counters.taken_back == self.mover.num_cancelled
         assert counters.link_bytes == counters.used_bytes + counters.wasted_bytes + cache.unused_bytes
-        assert {key for key in self.mover.holds if key is not None} == set(cache.resident())
+        assert {key for key in self.mover.holds if key is not None} == {KEYS[record] for record in cache.resident}
 
 
 TestResidencyMachine = ResidencyMachine.TestCase

@@ -96,14 +96,14 @@ def test_options_are_frozen() -> None:
 
 @pytest.mark.parametrize("rows", ROW_BUCKETS)
 def test_the_longest_draft_has_one_row_less_than_the_bucket(rows: int) -> None:
-    assert LoadOptions(rows=rows, k=rows - 1).row_bucket == rows
+    assert LoadOptions(rows=rows, k=rows - 1).row_bucket == rows  # whatever the device
     with pytest.raises(UsageError, match=f"k={rows} needs {rows + 1} rows, but rows is {rows}"):
         LoadOptions(rows=rows, k=rows)
 
 
 def test_a_k_too_large_for_rows_names_the_rows_that_hold_it() -> None:
     with pytest.raises(UsageError, match=r"k=17 needs 18 rows, but rows is 17; load with rows=33\."):
-        LoadOptions(k=17)
+        LoadOptions(device="cpu", k=17)
     with pytest.raises(UsageError, match=r"k=64 needs 65 rows, but rows is 33; load with rows=65\."):
         LoadOptions(k=64, rows=33)
     with pytest.raises(UsageError, match=r"the largest k is 64\."):
@@ -111,7 +111,14 @@ def test_a_k_too_large_for_rows_names_the_rows_that_hold_it() -> None:
 
 
 def test_rows_never_follow_from_k() -> None:
-    assert {LoadOptions(k=k).row_bucket for k in (0, 1, 16)} == {ROW_BUCKETS[0]}
+    assert {LoadOptions(device="cpu", k=k).row_bucket for k in (0, 1, 16)} == {17}
+    assert {LoadOptions(device="cuda", k=k).row_bucket for k in (0, 1, 32)} == {33}
+
+
+def test_before_the_device_is_chosen_a_k_may_be_as_long_as_any_devices_rows_allow() -> None:
+    assert LoadOptions(k=32).k == 32
+    with pytest.raises(UsageError, match=r"k=33 needs 34 rows, but rows is 33; load with rows=65\."):
+        LoadOptions(k=33)
 
 
 def test_on_demand_has_one_row_and_no_draft() -> None:
@@ -124,15 +131,15 @@ def test_on_demand_has_one_row_and_no_draft() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("device", "cuda", "use 'cpu' or 'auto'"),
+        ("device", "gpu", "use 'auto', 'cpu' or 'cuda'"),
         ("mode", "ondemand", "use 'speculative' or 'on_demand'"),
         ("rows", 16, "17, 33, 65"),
         ("rows", 17.0, "17, 33, 65"),
         ("rows", "17", "17, 33, 65"),
-        ("k", -1, "'auto' or a whole number from 0 to 16"),
-        ("k", "many", "'auto' or a whole number from 0 to 16"),
-        ("k", True, "'auto' or a whole number from 0 to 16"),
-        ("k", 1.5, "'auto' or a whole number from 0 to 16"),
+        ("k", -1, "'auto' or a whole number from 0 to 32"),
+        ("k", "many", "'auto' or a whole number from 0 to 32"),
+        ("k", True, "'auto' or a whole number from 0 to 32"),
+        ("k", 1.5, "'auto' or a whole number from 0 to 32"),
         ("ctx_size", 0, "whole number of at least 1"),
         ("ctx_size", "4096", "whole number of at least 1"),
         ("link_threads", 0, "at least 1"),
@@ -163,6 +170,7 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
     assert automatic == {
         "device",
         "device_memory",
+        "eviction",
         "host_memory",
         "k",
         "rows",

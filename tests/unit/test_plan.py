@@ -10,7 +10,7 @@ import pytest
 
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.errors import BudgetError, UsageError
-from moespeq.plan import MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
+from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
 from moespeq.types import ModelShape
 
 MIB, GIB = 2**20, 2**30
@@ -26,11 +26,13 @@ SHAPE = ModelShape(
     matrices=(("up", 96, 64), ("down", 64, 48)),
     kv_bytes_per_tok=1000,
 )
-NEEDS = MemoryNeeds(shape=SHAPE, dense_bytes=3 * MIB, base_bytes=2 * MIB, slot_bytes=MIB, num_records=32)
+NEEDS = MemoryNeeds(
+    shape=SHAPE, dense_bytes=3 * MIB, base_bytes=2 * MIB, slot_bytes=MIB, num_records=32, records_bytes=32 * MIB
+)
 
 
 def planned(*, available_bytes: int = 64 * GIB, needs: MemoryNeeds = NEEDS, **options: Any) -> MemoryPlan:
-    return plan_memory(needs, LoadOptions(**options), available_bytes=available_bytes)
+    return plan_memory(needs, LoadOptions(**{"device": "cpu", **options}), Machine(available_bytes))
 
 
 def fixed_bytes(plan: MemoryPlan) -> int:
@@ -131,9 +133,10 @@ def test_a_host_cache_larger_than_what_is_free_is_named_as_the_fault(options: di
 
 
 def test_more_threads_than_the_cores_have_a_use_for_are_refused() -> None:
-    assert plan_memory(NEEDS, LoadOptions(threads=32), available_bytes=64 * GIB, num_cores=4).threads == 32
+    machine = Machine(64 * GIB, num_cores=4)
+    assert plan_memory(NEEDS, LoadOptions(device="cpu", threads=32), machine).threads == 32
     with pytest.raises(UsageError, match="threads must be at most 32 on 4 physical cores, got 33"):
-        plan_memory(NEEDS, LoadOptions(threads=33), available_bytes=64 * GIB, num_cores=4)
+        plan_memory(NEEDS, LoadOptions(device="cpu", threads=33), machine)
 
 
 @pytest.mark.parametrize(("asked", "got"), [(None, 4096), (8192, 8192), (100, 100)])
@@ -174,19 +177,21 @@ def test_products_too_small_to_share_run_on_one_thread_unless_asked_otherwise() 
     large = replace(SHAPE, matrices=(("up", 4096, 1024), ("down", 1024, 2048)))
     for shape, threads in ((SHAPE, 1), (large, 8)):
         needs = replace(NEEDS, shape=shape)
-        assert plan_memory(needs, LoadOptions(), available_bytes=64 * GIB, num_cores=8).threads == threads
+        assert plan_memory(needs, LoadOptions(device="cpu"), Machine(64 * GIB, num_cores=8)).threads == threads
     assert planned(threads=3).threads == 3
 
 
 def test_every_automatic_figure_has_a_reason() -> None:
-    assert set(planned().reasons) == {"ctx_size", "device_memory", "host_memory", "num_slots", "threads"}
-    given = planned(ctx_size=100, device_memory=GIB, host_memory=0, threads=2)
-    assert set(given.reasons) == {"num_slots"}
+    automatic = {"ctx_size", "device", "device_memory", "host_memory", "num_slots", "rows", "threads"}
+    assert set(planned().reasons) == automatic
+    given = planned(ctx_size=100, device_memory=GIB, host_memory=0, threads=2, rows=17)
+    assert set(given.reasons) == {"device", "num_slots"}
+    assert all(figure.reason for figure in planned().workspace)
 
 
 @pytest.mark.parametrize("options", [{}, {"ctx_size": 100}, {"mode": "on_demand"}, {"rows": 65}])
 def test_the_least_memory_is_taken_and_one_byte_less_is_refused(options: dict[str, Any]) -> None:
-    least_bytes = least_memory_bytes(NEEDS, LoadOptions(**options))
+    least_bytes = least_memory_bytes(NEEDS, LoadOptions(device="cpu", **options))
     assert planned(device_memory=least_bytes, **options).num_slots == 1
     with pytest.raises(BudgetError, match="1 B too small"):
         planned(device_memory=least_bytes - 1, **options)

@@ -77,7 +77,8 @@ def test_lru_hits_nothing_on_a_cyclic_scan_where_frequency_hits() -> None:
 def test_predicted_cyclic_scan_moves_at_most_four_tenths_more_than_belady() -> None:
     trace = cyclic_trace(num_steps=2)
     floor_bytes = belady_misses(uses_of(trace), num_slots=28) * RECORD_BYTES
-    assert floor_bytes <= run(trace, ResidencyOptions(), num_slots=28).counters.link_bytes <= 1.4 * floor_bytes
+    shallow = ResidencyOptions(link_depth=2)
+    assert floor_bytes <= run(trace, shallow, num_slots=28).counters.link_bytes <= 1.4 * floor_bytes
 
 
 @pytest.mark.parametrize("num_slots", [24, 32])
@@ -99,6 +100,22 @@ def test_prefetching_hides_the_link_behind_the_draft() -> None:
     assert ahead.counters.stall_s < 0.5 * on_demand.counters.stall_s
     assert ahead.seconds < on_demand.seconds
     assert ahead.committed == on_demand.committed
+
+
+@pytest.mark.parametrize("num_slots", [48, 64])
+@pytest.mark.parametrize("bytes_per_s", [1e10, 2e9])
+def test_deep_queue_costs_nearly_no_bytes_and_no_time(num_slots: int, bytes_per_s: float) -> None:
+    trace, link = make_trace(), LinkModel(bytes_per_s=bytes_per_s)
+    shallow, deep = (run(trace, ResidencyOptions(link_depth=d), num_slots=num_slots, link=link) for d in (2, 8))
+    assert shallow.counters.taken_back == 0, "the link begins two at once"
+    assert deep.counters.link_bytes < 1.05 * shallow.counters.link_bytes
+    assert deep.seconds < 1.03 * shallow.seconds
+
+
+def test_stale_guesses_are_taken_back_where_the_link_is_behind() -> None:
+    deep = ResidencyOptions(link_depth=8)
+    counters = run(make_trace(agreement=0.7), deep, num_slots=64, link=LinkModel(bytes_per_s=1e9)).counters
+    assert counters.taken_back > counters.misses / 2
 
 
 def test_wrong_predictions_cost_time_and_never_a_record() -> None:

@@ -9,8 +9,8 @@ from moespeq.replay import LinkModel, VirtualClock, VirtualMover, belady_misses
 from moespeq.types import Cause, ExpertKey, Fetch
 
 
-def fetch(expert: int, num_bytes: int = 100) -> Fetch:
-    return Fetch(ExpertKey(0, expert), expert, num_bytes, Cause.DEMAND)
+def fetch(expert: int, num_bytes: int = 100, cause: Cause = Cause.DEMAND) -> Fetch:
+    return Fetch(ExpertKey(0, expert), expert, num_bytes, cause)
 
 
 def mover(link: LinkModel) -> tuple[VirtualClock, VirtualMover]:
@@ -52,6 +52,42 @@ def test_completion_reports_how_long_the_record_took_from_submission() -> None:
     link.submit(fetch(0))
     link.submit(fetch(1))
     assert [done.seconds for done in (*link.wait(), *link.wait())] == [1.0, 2.0]
+
+
+def test_link_begins_the_most_urgent_fetch_that_is_queued_when_it_gets_to_it() -> None:
+    clock, link = mover(LinkModel(bytes_per_s=100.0, depth=1))
+    link.submit(fetch(0, cause=Cause.STAGE))
+    link.submit(fetch(1, cause=Cause.STAGE))
+    link.submit(fetch(2, cause=Cause.DEMAND))
+    clock.advance(1.5)
+    link.submit(fetch(3, cause=Cause.DEMAND))
+    assert [done.fetch.key.expert for _ in range(4) for done in link.wait()] == [0, 2, 3, 1]
+    assert clock.now_s() == 4.0
+
+
+def test_cancelled_fetch_never_moves_and_one_that_began_arrives() -> None:
+    clock, link = mover(LinkModel(bytes_per_s=100.0, depth=1))
+    fetches = [fetch(expert) for expert in range(3)]
+    for each in fetches:
+        link.submit(each)
+    assert not link.cancel(fetches[0])
+    assert link.cancel(fetches[1])
+    assert not link.cancel(fetches[1])
+    clock.advance(1.0)
+    assert not link.cancel(fetches[2]), "the link got to it when the first one ended"
+    link.close()
+    assert (clock.now_s(), link.busy_s) == (2.0, 2.0)
+
+
+def test_cancelling_keeps_the_order_of_the_others() -> None:
+    _, link = mover(LinkModel(bytes_per_s=100.0, depth=1))
+    causes = (Cause.DEMAND, Cause.STAGE, Cause.PREFETCH, Cause.SATURATE, Cause.PRIME)
+    fetches = [fetch(expert, cause=cause) for expert, cause in enumerate(causes)]
+    for each in fetches:
+        link.submit(each)
+    assert link.cancel(fetches[1])
+    arrived = [done.fetch.cause for _ in range(4) for done in link.wait()]
+    assert arrived == [Cause.DEMAND, Cause.SATURATE, Cause.PREFETCH, Cause.PRIME]
 
 
 def test_belady_is_the_known_optimum_of_a_textbook_sequence() -> None:

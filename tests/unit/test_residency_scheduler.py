@@ -1,81 +1,147 @@
-"""Plans: the most valuable predicted record while drafting, layer order while verifying, nothing twice."""
+"""Order: the most valuable predicted record while drafting, layer order while verifying, nothing twice."""
 
 from __future__ import annotations
 
 from moespeq.residency.frequency import UseFrequency
 from moespeq.residency.lookahead import ExpertLookahead
-from moespeq.residency.scheduler import Intent, draft_phase, plan_prefetch, plan_stage
-from moespeq.types import Cause, ExpertKey
+from moespeq.residency.scheduler import Scheduler, draft_phase
+from moespeq.residency.slots import SlotCache
+from moespeq.types import Cause
+
+NUM_LAYERS, NUM_EXPERTS = 4, 10
+Expert = tuple[int, int]
 
 
-def lookahead(*predictions: tuple[int, int, float]) -> ExpertLookahead:
-    elb = ExpertLookahead(4)
-    for layer, expert, confidence in predictions:
-        elb.add(0, layer, [(expert, confidence)])
-    return elb
+class Bench:
+    """A scheduler whose records are submitted as soon as it names them; experts from 5 on are three times as large."""
+
+    def __init__(self, *, num_draft_steps: int = 0, is_draft: bool = True) -> None:
+        record_bytes = [10 if record % NUM_EXPERTS < 5 else 30 for record in range(NUM_LAYERS * NUM_EXPERTS)]
+        self.cache = SlotCache(len(record_bytes), record_bytes, num_experts=NUM_EXPERTS)
+        self.lookahead = ExpertLookahead(NUM_LAYERS, NUM_EXPERTS)
+        self.frequency = UseFrequency(len(record_bytes))
+        self.scheduler = Scheduler(self.cache, self.lookahead, self.frequency)
+        self.scheduler.begin(is_draft=is_draft, num_draft_steps=num_draft_steps)
+
+    def step(self, *experts: Expert) -> None:
+        """One draft step that routed to these."""
+        routes = [[expert for at, expert in experts if at == layer] for layer in range(NUM_LAYERS)]
+        self.scheduler.add(self.lookahead.add(routes))
+
+    def take(self, limit: int = 9) -> list[Expert]:
+        """The next records, each submitted."""
+        taken: list[Expert] = []
+        while len(taken) < limit and (record := self.scheduler.next()) is not None:
+            assert record == self.scheduler.next(), "the same one until it is fetched"
+            self.cache.reserve(record, self.scheduler.cause)
+            taken.append(divmod(record, NUM_EXPERTS))
+        return taken
 
 
-def prefetch_order(elb: ExpertLookahead, cached: set[ExpertKey], limit: int = 9) -> list[ExpertKey]:
-    def num_bytes(key: ExpertKey) -> int:
-        return 10 if key.expert < 5 else 30
-
-    plan = plan_prefetch(elb, cached, cause=Cause.PREFETCH, num_bytes=num_bytes, limit=limit)
-    assert all(intent.cause is Cause.PREFETCH for intent in plan)
-    return [intent.key for intent in plan]
-
-
-def stage_order(elb: ExpertLookahead, cached: set[ExpertKey], limit: int = 9) -> list[ExpertKey]:
-    plan = plan_stage(elb, cached, frequency=UseFrequency().score, limit=limit)
-    assert all(intent.cause is Cause.STAGE for intent in plan)
-    return [intent.key for intent in plan]
+def test_uses_of_several_steps_add_up() -> None:
+    bench = Bench()
+    bench.step((2, 1), (0, 0))
+    bench.step((2, 1))
+    assert bench.take() == [(2, 1), (0, 0)]
+    assert bench.take() == []
 
 
-def test_confidence_of_several_steps_adds_up() -> None:
-    elb = lookahead((2, 1, 0.5), (0, 0, 0.9), (2, 1, 0.5))
-    assert prefetch_order(elb, set()) == [(2, 1), (0, 0)]
+def test_a_later_step_changes_the_order_of_what_is_left() -> None:
+    bench = Bench()
+    bench.step((0, 0), (1, 0), (2, 0))
+    assert bench.take(1) == [(0, 0)]
+    bench.step((2, 0), (3, 3))
+    assert bench.take() == [(2, 0), (1, 0), (3, 3)]
 
 
 def test_prefetch_weighs_uses_by_bytes() -> None:
-    assert prefetch_order(lookahead((0, 7, 1.0), (3, 1, 0.5)), set()) == [(3, 1), (0, 7)]
+    bench = Bench()
+    bench.step((0, 7), (3, 1))
+    bench.step((0, 7))
+    assert bench.take() == [(3, 1), (0, 7)]
 
 
 def test_equal_value_is_fetched_in_layer_order() -> None:
-    assert prefetch_order(lookahead((2, 0, 1.0), (1, 3, 1.0), (1, 2, 1.0)), set()) == [(1, 2), (1, 3), (2, 0)]
+    bench = Bench()
+    bench.step((2, 0), (1, 3), (1, 2))
+    assert bench.take() == [(1, 2), (1, 3), (2, 0)]
 
 
-def test_what_is_cached_is_not_planned() -> None:
-    elb = lookahead((0, 0, 1.0), (1, 0, 1.0))
-    assert prefetch_order(elb, {ExpertKey(0, 0)}) == [(1, 0)]
-    assert stage_order(elb, {ExpertKey(0, 0)}) == [(1, 0)]
+def test_what_is_cached_is_not_named() -> None:
+    for is_draft in (True, False):
+        bench = Bench(is_draft=is_draft)
+        bench.cache.reserve(0, Cause.DEMAND)
+        bench.step((0, 0), (1, 0))
+        assert bench.take() == [(1, 0)]
 
 
-def test_plans_keep_to_their_limit() -> None:
-    elb = lookahead(*((layer, expert, 1.0) for layer in range(4) for expert in range(4)))
-    assert prefetch_order(elb, set(), limit=3) == [(0, 0), (0, 1), (0, 2)]
-    assert stage_order(elb, set(), limit=5) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
-
-
-def test_stage_goes_by_layer_whatever_the_value() -> None:
-    assert stage_order(lookahead((1, 0, 9.0), (0, 0, 0.1), (0, 1, 0.2)), set()) == [(0, 1), (0, 0), (1, 0)]
+def test_stage_goes_by_layer_then_by_expected_uses() -> None:
+    bench = Bench(is_draft=False)
+    bench.step((1, 0), (0, 1), (0, 0))
+    bench.step((1, 0), (0, 1))
+    assert bench.take() == [(0, 1), (0, 0), (1, 0)]
 
 
 def test_stage_breaks_ties_inside_a_layer_by_frequency() -> None:
-    frequency = UseFrequency()
-    frequency.touch(ExpertKey(1, 2))
-    elb = ExpertLookahead(2)
-    elb.expect_all(3)
-    elb.retire(0)
-    plan = plan_stage(elb, set(), frequency=frequency.score, limit=2)
-    assert plan == [Intent(ExpertKey(1, 2), Cause.STAGE), Intent(ExpertKey(1, 0), Cause.STAGE)]
+    bench = Bench(is_draft=False)
+    bench.frequency.touch([12])
+    bench.lookahead.expect_all()
+    bench.lookahead.retire(0)
+    assert bench.take(2) == [(1, 2), (1, 0)]
+    assert bench.scheduler.cause is Cause.STAGE
 
 
-def test_layers_behind_the_front_are_never_planned() -> None:
-    elb = lookahead((0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0))
-    assert elb.retire(1) == [(0, 0), (1, 0)]
-    elb.add(1, 0, [(5, 1.0)])
-    assert stage_order(elb, set()) == [(2, 0)]
-    assert elb.clear() == [(2, 0)]
-    assert (elb.front, elb.num_steps, list(elb.ahead())) == (0, 0, [])
+def test_a_draft_is_staged_from_its_first_layer_on() -> None:
+    bench = Bench()
+    bench.step((0, 0), (2, 0), (1, 0))
+    bench.step((2, 0))
+    bench.lookahead.retire(0)
+    assert bench.take() == [(1, 0), (2, 0)]
+
+
+def test_record_that_is_missing_again_is_staged_again() -> None:
+    bench = Bench(is_draft=False)
+    bench.step((1, 0), (2, 0), (3, 0))
+    assert bench.take() == [(1, 0), (2, 0), (3, 0)]
+    bench.cache.abandon(20)
+    assert bench.take() == []
+    bench.scheduler.reopen(2)
+    assert bench.take() == [(2, 0)]
+
+
+def test_what_is_missing_again_keeps_the_order_of_layers() -> None:
+    bench = Bench(is_draft=False)
+    bench.step((1, 0), (1, 1), (2, 0), (2, 1))
+    assert bench.take(3) == [(1, 0), (1, 1), (2, 0)]
+    bench.cache.abandon(10)
+    bench.scheduler.reopen(1)
+    assert bench.take() == [(1, 0), (2, 1)]
+
+
+def test_failed_record_is_not_named_again() -> None:
+    bench = Bench()
+    bench.step((0, 0), (0, 0), (1, 0))
+    assert bench.take(1) == [(0, 0)]
+    bench.cache.abandon(0)
+    bench.lookahead.drop(0)
+    assert bench.take() == [(1, 0)]
+
+
+def test_layers_behind_the_front_are_never_named() -> None:
+    bench = Bench(is_draft=False)
+    bench.step((0, 0), (1, 0), (2, 0))
+    assert set(bench.lookahead.retire(1)) == {0, 10}
+    bench.step((0, 5))
+    assert bench.take() == [(2, 0)]
+
+
+def test_nothing_is_named_after_the_pass() -> None:
+    bench = Bench(is_draft=False)
+    bench.step((0, 0), (2, 0))
+    bench.take(1)
+    bench.scheduler.clear()
+    bench.lookahead.clear()
+    assert (bench.take(), bench.lookahead.front, bench.lookahead.num_steps) == ([], 0, 0)
 
 
 def test_a_draft_primes_then_prefetches_then_saturates() -> None:

@@ -11,8 +11,8 @@ from transformers import GenerationConfig, GenerationMixin
 from moespeq.decode.accept import accept_rejection
 from moespeq.decode.noise import Stream, gumbel, uniform
 from moespeq.decode.params import SamplingParams
-from moespeq.decode.sampling import Sampler
-from moespeq.errors import UsageError
+from moespeq.decode.sampling import Sampler, drafted_tokens
+from moespeq.errors import MoespeqError, UsageError
 
 VOCAB = 40
 PROMPT = [1, 5, 9, 5]
@@ -83,15 +83,19 @@ def test_draft_and_target_with_equal_logits_choose_the_same_tokens():
         drafts.append(sampler.draft_token(logits[j : j + 1], 4 + j, [d.token for d in drafts]))
     accepted = sampler.accept(logits, 4, drafts)
     assert accepted.accepted == 3
-    assert accepted.tokens[:3] == tuple(d.token for d in drafts)
+    assert accepted.tokens[:3] == tuple(drafted_tokens(drafts))
 
 
-def test_confidence_is_the_processed_probability_of_the_token():
-    logits = random_logits(1)
-    greedy = Sampler(SamplingParams(), VOCAB, PROMPT).draft_token(logits, 4, [])
-    assert greedy.confidence == pytest.approx(float(logits.softmax(-1).max()))
-    top_1 = Sampler(SamplingParams(temperature=0.1, top_k=1), VOCAB, PROMPT).draft_token(logits, 4, [])
-    assert top_1.confidence == 1.0
+def test_a_draft_of_nan_is_some_token_which_the_target_refuses():
+    logits = torch.full((1, VOCAB), torch.nan)
+    sampler = Sampler(SamplingParams(), VOCAB, PROMPT)
+    draft = sampler.draft_token(logits, 4, [])
+    assert 0 <= int(draft.token) < VOCAB
+    other = torch.zeros(2, VOCAB)
+    other[0, (int(draft.token) + 1) % VOCAB] = 1.0
+    assert sampler.accept(other, 4, [draft]).accepted == 0
+    with pytest.raises(MoespeqError, match="NaN at position 4"):
+        sampler.accept(logits.repeat(2, 1), 4, [draft])
 
 
 def test_rejected_tokens_leave_no_trace_in_the_penalty():
@@ -186,7 +190,7 @@ def test_rejection_accepts_and_recovers_by_streams_of_their_own():
         uniforms = uniform(3, 0, positions[:1], stream=Stream.ACCEPT)
         noise = gumbel(3, 0, positions, VOCAB, stream=Stream.TARGET)
         q, p = q_logits.softmax(-1), p_logits.softmax(-1)
-        assert accepted == accept_rejection([draft.token], q, p, uniforms, noise)
+        assert accepted == accept_rejection(drafted_tokens([draft]), q, p, uniforms, noise)
         num_accepted += accepted.accepted
     assert 0 < num_accepted < 40
 

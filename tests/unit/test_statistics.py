@@ -73,14 +73,23 @@ def test_the_json_form_has_every_figure_and_is_json() -> None:
     assert value["routes"] == {"exact": 0, "same_set": 0, "wrong": 0}
     assert value["k_per_round"] == [4]
     own = {"prompt_tok": "prompt_tokens", "bytes_by_cause": "link_bytes_by_cause"}
-    fields = {own.get(name, name) for name in GenerationStats.__slots__}
-    assert fields | {"acceptance", "committed_per_round", "tokens_per_s"} == set(value)
+    ratios = {"acceptance", "committed_per_round", "tokens_per_s", "stall_link_utilisation"}
+    arrays = {"k_per_round", "accepted_per_round"}  # of the rounds' reports
+    fields = {own.get(name, name) for name in GenerationStats.__slots__} - {"prefill", "reports", "stall_busy_s"}
+    assert fields | ratios | arrays == set(value)
+
+
+def test_waiting_for_a_busy_link_is_told_from_waiting_for_nothing() -> None:
+    stats = summed(report(stall_s=3.0, stall_busy_s=2.0, link_busy_s=4.0), report(stall_s=1.0, stall_busy_s=1.0))
+    assert stats.stall_link_utilisation == 0.75
+    assert stats.link_busy_s == 4.0
+    assert summed(report()).stall_link_utilisation == 0.0
 
 
 def test_routes_are_exact_the_same_set_or_wrong() -> None:
     fidelity = RouteFidelity()
-    draft = {0: [[1, 2], [3, 4], [5, 6]], 1: [[1, 2], [9, 8], [5, 6]]}
-    target = {0: [[1, 2], [4, 3], [5, 7]], 1: [[1, 2], [9, 8], [6, 5]]}
+    draft = [[[1, 2], [1, 2]], [[3, 4], [9, 8]], [[5, 6], [5, 6]]]  # [step][layer]
+    target = [[[1, 2], [4, 3], [5, 7]], [[1, 2], [9, 8], [6, 5]]]  # [layer][row]
     fidelity.compare(draft, target, 3)
     assert fidelity.to_json() == {"exact": 3, "same_set": 2, "wrong": 1}
 
@@ -88,12 +97,12 @@ def test_routes_are_exact_the_same_set_or_wrong() -> None:
 def test_routes_of_rejected_rows_are_not_compared() -> None:
     """Behind a rejected token the draft saw another text than the target."""
     fidelity = RouteFidelity()
-    fidelity.compare({0: [[1, 2], [3, 4]]}, {0: [[1, 2], [7, 8]]}, 1)
+    fidelity.compare([[[1, 2]], [[3, 4]]], [[[1, 2], [7, 8]]], 1)
     assert fidelity.to_json() == {"exact": 1, "same_set": 0, "wrong": 0}
 
 
 def test_fidelity_adds_up_over_rounds() -> None:
     fidelity = RouteFidelity()
     for _ in range(3):
-        fidelity.compare({0: [[1, 2]]}, {0: [[2, 1]]}, 1)
+        fidelity.compare([[[1, 2]]], [[[2, 1]]], 1)
     assert fidelity.same_set == 3

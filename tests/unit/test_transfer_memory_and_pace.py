@@ -94,3 +94,12 @@ def test_an_idle_link_does_not_save_up_bandwidth() -> None:
     time.sleep(60.0)
     source.read_into(ExpertKey(0, 0), memoryview(bytearray(50)))
     assert time.time_s == pytest.approx(160.5)
+
+
+def test_a_pace_can_be_changed_and_lifted() -> None:
+    time = FakeTime()
+    source, buffer = paced(time), memoryview(bytearray(50))
+    for bytes_per_s, end_s in ((50.0, 101.0), (None, 101.0), (100.0, 101.5)):
+        source.pace(bytes_per_s)
+        source.read_into(ExpertKey(0, 0), buffer)
+        assert time.time_s == pytest.approx(end_s)

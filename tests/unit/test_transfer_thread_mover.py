@@ -10,6 +10,7 @@ from moespeq.errors import StoreError
 from moespeq.ports import Clock, Mover, RecordSource
 from moespeq.transfer import MonotonicClock, SlotArena, ThreadMover
 from moespeq.types import Cause, Completion, ExpertKey, Fetch
+from transfer_fakes import eventually
 
 RECORD_BYTES = 64
 
@@ -40,8 +41,10 @@ class Rig:
         self.arena = SlotArena(num_slots=8, slot_bytes=RECORD_BYTES)
         self.mover = ThreadMover(self.source, self.arena.slots(), num_threads=num_threads, clock=MonotonicClock())
 
-    def submit(self, expert: int, slot: int) -> None:
-        self.mover.submit(Fetch(ExpertKey(0, expert), slot, RECORD_BYTES, Cause.DEMAND))
+    def submit(self, expert: int, slot: int, cause: Cause = Cause.DEMAND) -> Fetch:
+        fetch = Fetch(ExpertKey(0, expert), slot, RECORD_BYTES, cause)
+        self.mover.submit(fetch)
+        return fetch
 
     def wait_for(self, num_fetches: int) -> list[Completion]:
         done: list[Completion] = []
@@ -91,6 +94,47 @@ def test_one_worker_keeps_the_order_of_submission() -> None:
         rig.submit(expert, slot=expert)
     rig.source.gate.set()
     assert [completion.fetch.key.expert for completion in rig.wait_for(3)] == [3, 1, 2]
+    rig.mover.close()
+
+
+def test_the_most_urgent_is_read_first() -> None:
+    rig = Rig(num_threads=1)
+    rig.source.gate.clear()
+    rig.submit(0, 0, Cause.PRIME)
+    eventually(lambda: len(rig.mover._fetches) == 0)
+    for expert, cause in ((1, Cause.PRIME), (2, Cause.STAGE), (3, Cause.DEMAND), (4, Cause.STAGE)):
+        rig.submit(expert, expert, cause)
+    rig.source.gate.set()
+    assert [completion.fetch.key.expert for completion in rig.wait_for(5)] == [0, 3, 2, 4, 1]
+    rig.mover.close()
+
+
+def test_a_fetch_taken_back_is_never_read_and_one_that_began_is_not_taken_back() -> None:
+    rig = Rig(num_threads=1)
+    rig.source.gate.clear()
+    begun = rig.submit(0, 0)
+    eventually(lambda: len(rig.mover._fetches) == 0)
+    guess = rig.submit(1, 1, Cause.PREFETCH)
+    assert rig.mover.cancel(guess)
+    assert not rig.mover.cancel(guess)
+    assert not rig.mover.cancel(begun)
+    rig.source.gate.set()
+    assert [completion.fetch for completion in rig.wait_for(1)] == [begun]
+    assert rig.mover.wait() == []
+    assert rig.source.order == [begun.key]
+    rig.mover.close()
+
+
+def test_moves_are_the_reads_that_succeeded() -> None:
+    rig = Rig(num_threads=1)
+    rig.source.errors[ExpertKey(0, 1)] = OSError(5, "Input/output error")
+    for expert in range(3):
+        rig.submit(expert, expert)
+    done = rig.wait_for(3)
+    moves = rig.mover.take_moves()
+    assert [move.num_bytes for move in moves] == [RECORD_BYTES] * 2
+    assert [move.end_s - move.begin_s for move in moves] == [done[0].seconds, done[2].seconds]
+    assert rig.mover.take_moves() == []
     rig.mover.close()
 
 

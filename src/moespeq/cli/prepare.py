@@ -25,6 +25,10 @@ def command(
     ] = "nested",
     bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2; by default 4.")] = None,
     group: Annotated[int | None, typer.Option("--group", help="Weights that share a scale; by default 64.")] = None,
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="auto|cpu|cuda", help="Where experts are encoded; the bytes are the same."),
+    ] = "auto",
     json: options.Json = False,
 ) -> None:
     """Stream a checkpoint into a store; the original may then be deleted. Interrupted, it goes on when run again."""
@@ -35,7 +39,7 @@ def command(
 
     layout, fmt = _formats(format, bits, group)
     with progress_bar() as bar:
-        store = prepare_store(model, out, layout=layout, fmt=fmt, progress=bar)
+        store = prepare_store(model, out, layout=layout, fmt=fmt, device=device, progress=bar)
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:

@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import nn
 
 from moespeq.config import LoadOptions
 from moespeq.decode.engine import Engine, EngineParts
-from moespeq.decode.loop import ROW_TILE, SpeculativeLoop
+from moespeq.decode.link_meter import LinkMeter
+from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.tier import Tier, governor_for, residency_options
+from moespeq.decode.tier_cpu import cpu_tier
 from moespeq.errors import UsageError
 from moespeq.hardware.cores import physical_cores
+from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.memory import available_host_bytes
-from moespeq.model.loading import describe, load_config, load_generation_config, load_without_experts
-from moespeq.model.row_probe import rows_agree
-from moespeq.model.runner import Runner
+from moespeq.model.loading import describe, load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
-from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.nested import Layout
-from moespeq.plan import MemoryNeeds, MemoryPlan, plan_memory
-from moespeq.ports import Clock, RecordSource
-from moespeq.residency import (
-    AmortizingDepth,
-    Eviction,
-    FixedDepth,
-    Governor,
-    GovernorOptions,
-    Residency,
-    ResidencyOptions,
-)
-from moespeq.store import DiskSource, Store
-from moespeq.transfer import (
-    HostCache,
-    MonotonicClock,
-    PacedSource,
-    SlotArena,
-    ThreadMover,
-    slot_stride_bytes,
-)
+from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, plan_memory, resolve_options
+from moespeq.store import Store
+from moespeq.transfer import MonotonicClock, host_arena_bytes, plain_record_bytes, slot_stride_bytes
 
 __all__ = ["needs_of", "open_engine", "plan_of"]
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 _STREAMED_ROUTES_PER_EXPERT = 2  # rows x top-k over experts from which on a prefill needs nearly all of a layer
 
 
-def needs_of(store: Store) -> MemoryNeeds:
-    """What the model of a store needs, from its manifest and configuration alone."""
+def needs_of(store: Store, records: Literal["store", "plain"] = "store") -> MemoryNeeds:
+    """What the model of a store needs, from its manifest and configuration alone, with its records moved like this."""
     manifest = store.manifest
     config = load_config(store.model_folder)
     shape = describe(
@@ -71,20 +43,28 @@ def needs_of(store: Store) -> MemoryNeeds:
         top_k=manifest.top_k,
         matrices=list(manifest.matrices),
     )
-    num_records = manifest.num_layers * manifest.num_experts
+    plain_bytes = plain_record_bytes(manifest.shapes) if records == "plain" else None
+    keys = list(store.keys())
+    num_bytes = {key: plain_bytes or store.record_bytes(key) for key in keys}
     return MemoryNeeds(
         shape=shape,
         dense_bytes=sum(entry.num_bytes for file in store.dense_files() for entry in file.entries),
         base_bytes=manifest.base_file_bytes,
-        slot_bytes=slot_stride_bytes(store.max_record_bytes()),
-        num_records=num_records,
+        slot_bytes=slot_stride_bytes(max(num_bytes.values())),
+        num_records=len(num_bytes),
+        records_bytes=host_arena_bytes(num_bytes),
     )
 
 
-def plan_of(store: Store, options: LoadOptions) -> MemoryPlan:
-    """Where the memory of an engine would go on this machine. Raises BudgetError or UsageError."""
+def plan_of(store: Store, options: LoadOptions) -> tuple[LoadOptions, MemoryPlan]:
+    """The options with the device chosen, and where an engine's memory would go on this machine.
+
+    Raises BudgetError or UsageError.
+    """
     _check_mode(store, options)
-    return plan_memory(needs_of(store), options, available_bytes=available_host_bytes(), num_cores=physical_cores())
+    machine = _machine(options)
+    options = resolve_options(options, machine)
+    return options, plan_memory(needs_of(store, options.records), options, machine)
 
 
 def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:
@@ -94,16 +74,28 @@ def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.
     """
     store = Store.open(path)
     try:
-        plan = plan_of(store, options)
+        options, plan = plan_of(store, options)
         return _assemble(store, options, plan, dtype)
     except BaseException:
         store.close()
         raise
 
 
+def _machine(options: LoadOptions) -> Machine:
+    """What is free here; a GPU is looked at only if it may be used, since that creates its context."""
+    machine = Machine(available_host_bytes(), physical_cores(), gpu="as asked for")
+    if options.device == "cpu":
+        return machine
+    try:
+        gpu = require_gpu()
+    except UsageError as error:
+        return replace(machine, gpu=str(error))
+    return replace(machine, gpu_free_bytes=gpu.free_bytes, gpu=gpu.name)
+
+
 def _check_mode(store: Store, options: LoadOptions) -> None:
     is_plain = all(layout is Layout.PLAIN for layout in store.manifest.layouts)
-    if options.mode == "on_demand" and not is_plain:
+    if options.mode == "on_demand" and not is_plain and options.records == "store":
         raise UsageError(
             f"{store.path} holds nested records, which need the base in memory; on_demand runs from a store made by "
             f"`moespeq prepare --format plain`."
@@ -111,52 +103,31 @@ def _check_mode(store: Store, options: LoadOptions) -> None:
 
 
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype) -> Engine:
-    manifest, config = store.manifest, load_config(store.model_folder)
-    torch.set_num_threads(plan.threads)
-    model = load_without_experts(config, _dense_tensors(store), dtype)
-    plan = _check_threads(model, manifest.shapes, options, plan)
-    runner = Runner(model, context_tok=plan.context_tok, rows=options.row_bucket)
-    arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
-    clock = MonotonicClock()
-    source = _source(store, options, plan, clock)
-    mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
-    residency = Residency(
-        mover,
-        clock,
-        num_slots=plan.num_slots,
-        num_layers=manifest.num_layers,
-        num_experts=manifest.num_experts,
-        num_bytes=source.num_bytes,
-        options=_residency_options(options),
-    )
-    weights = ExpertWeights(
-        slots=torch.frombuffer(arena.memory(), dtype=torch.uint8).view(plan.num_slots, -1),
-        layouts=manifest.layouts,
-        shapes=manifest.shapes,
-        fmt=manifest.base_format,
-        bank=None if options.mode == "on_demand" else _load_bank(store),
-    )
+    manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
+    tier = _tier(store, options, plan, dtype, clock)
     loop = SpeculativeLoop(
-        runner,
-        weights,
-        residency,
-        _governor(options),
+        tier.runner,
+        tier.residency,
+        governor_for(options),
         clock,
+        link=LinkMeter(tier.take_moves, tier.residency.take_stalls),
         prefill_rows=options.prefill_rows,
         stream_from_rows=math.ceil(_STREAMED_ROUTES_PER_EXPERT * manifest.num_experts / manifest.top_k),
     )
 
     def close() -> None:
-        mover.close()
+        tier.close()
         store.close()
 
     return Engine(
         EngineParts(
             options=options,
-            plan=plan,
-            runner=runner,
+            plan=tier.plan,
+            runner=tier.runner,
             loop=loop,
-            residency=residency,
+            residency=tier.residency,
+            retune=partial(_retune, tier, loop),
+            facts=tier.facts,
             clock=clock,
             tokenizer=Tokenizer.load(store.model_folder),
             generation_config=load_generation_config(store.model_folder, config),
@@ -166,64 +137,16 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
     )
 
 
-def _check_threads(
-    model: nn.Module, shapes: Sequence[tuple[int, int]], options: LoadOptions, plan: MemoryPlan
-) -> MemoryPlan:
-    """Keep the planned threads only where a row's bits do not depend on its place.
-
-    Raises UsageError where they do and the threads were asked for: an explicit option is never overruled in silence.
-    """
-    is_one_row = options.row_bucket == 1  # which has no other place to stand in
-    if plan.threads == 1 or is_one_row or rows_agree(model, shapes, rows=options.row_bucket, row_tile=ROW_TILE):
-        return plan
-    if options.threads is not None:
-        raise UsageError(
-            f"With {options.threads} threads this CPU rounds a row by its place in a pass, "
-            f"so a text would depend on k; use threads=1."
-        )
-    torch.set_num_threads(1)
-    reason = f"1: with {plan.threads} threads this CPU rounds a row by its place in a pass"
-    return replace(plan, threads=1, reasons={**plan.reasons, "threads": reason})
+def _retune(tier: Tier, loop: SpeculativeLoop, options: LoadOptions) -> None:
+    """Go on with other options that take no memory; the slots start empty."""
+    tier.pace(options.link_bytes_per_s)
+    tier.residency.restart(residency_options(options, link_depth=tier.link_depth))
+    loop.use(governor_for(options))
 
 
-def _dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
-    """Every dense tensor under its source name, in memory of its own."""
-    return {
-        entry.name: torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
-        for entry, data in store.dense_tensors()
-        if entry.dtype in _DTYPES
-    }
+def _tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: MonotonicClock) -> Tier:
+    if options.device == "cuda":
+        from moespeq.decode.tier_cuda import cuda_tier  # triton, which a CPU needs not have
 
-
-def _load_bank(store: Store) -> BaseBank:
-    """All base records in one allocation."""
-    manifest = store.manifest
-    keys = list(store.keys())
-    records = torch.empty(len(keys), store.base_bytes(keys[0]), dtype=torch.uint8)
-    for row, key in zip(records, keys, strict=True):
-        store.read_base_into(key, memoryview(row.numpy()), verify=True)
-    return BaseBank(records, manifest.num_experts, manifest.shapes, manifest.base_format)
-
-
-def _source(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> RecordSource:
-    source: RecordSource = DiskSource(store, verify=True)
-    if options.link_bytes_per_s is not None:
-        source = PacedSource(source, bytes_per_s=options.link_bytes_per_s, clock=clock)
-    return HostCache(source, budget_bytes=plan.host_bytes) if plan.host_bytes else source
-
-
-def _residency_options(options: LoadOptions) -> ResidencyOptions:
-    is_on_demand = options.mode == "on_demand"
-    return ResidencyOptions(
-        prefetch=options.prefetch and not is_on_demand,
-        link_depth=2 * options.link_threads,
-        eviction=Eviction.LRU if is_on_demand else Eviction.NEXT_USE,
-    )
-
-
-def _governor(options: LoadOptions) -> Governor:
-    if options.mode == "on_demand":
-        return FixedDepth(0)
-    if options.k == "auto":
-        return AmortizingDepth(GovernorOptions(k_max=options.row_bucket - 1))
-    return FixedDepth(options.k)
+        return cuda_tier(store, options, plan, clock)
+    return cpu_tier(store, options, plan, dtype, clock)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -37,18 +37,24 @@ __all__ = ["Engine", "EngineParts", "GenerationStream", "Prompt"]
 
 _CLOSED = "The engine is closed; load it again."
 _BUSY = "The engine is generating already, one sequence at a time; finish or close that one first."
+_RETUNABLE = ("k", "prefetch", "eviction", "link_bytes_per_s")
 _Claim = Callable[["weakref.ref[GenerationStream]"], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What assembly puts together. close: releases threads, files and memory; called once."""
+    """What assembly puts together. close: releases threads, files and memory; called once.
+
+    retune: goes on with other options that take no memory; facts: how the passes run, for people.
+    """
 
     options: LoadOptions
     plan: MemoryPlan
     runner: Runner
     loop: SpeculativeLoop
     residency: Residency
+    retune: Callable[[LoadOptions], None]
+    facts: Mapping[str, str]
     clock: Clock
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
@@ -132,6 +138,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self._options = parts.options
         self._busy = threading.Lock()
         self._running: weakref.ref[GenerationStream] | None = None
         self._is_closed = False
@@ -146,8 +153,13 @@ class Engine:
 
     @property
     def options(self) -> LoadOptions:
-        """The options it was loaded with."""
-        return self._parts.options
+        """The options it runs with: those it was loaded with, and what `retune` changed."""
+        return self._options
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """How draft, verify and prefill run: as graphs, or eagerly and why."""
+        return self._parts.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -206,6 +218,19 @@ class Engine:
                 return self._parts.loop.prompt_logits(tokens)
             finally:
                 self._parts.loop.abandon()
+
+    def retune(self, **changes: Any) -> None:
+        """Change options that take no memory (k, prefetch, eviction, link_bytes_per_s); all slots start empty again.
+
+        Raises UsageError for any other option, and while a generation runs.
+        """
+        for name in changes:
+            if name not in _RETUNABLE:
+                raise UsageError(f"'{name}' is fixed when an engine is loaded; retune takes {', '.join(_RETUNABLE)}.")
+        options = self._options.replaced(changes)
+        with self._claim(None):
+            self._parts.retune(options)
+            self._options = options
 
     def close(self) -> None:
         """End a generation that runs, then release threads, files and memory. Calling it twice is allowed.

@@ -14,18 +14,15 @@ from dataclasses import dataclass, field
 import torch
 
 from moespeq.decode.accept import Accepted
-from moespeq.decode.sampling import DraftToken, Sampler
+from moespeq.decode.link_meter import LinkMeter, LinkUse
+from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.decode.statistics import RouteFidelity
-from moespeq.model.experts import DraftExperts, TargetExperts
 from moespeq.model.runner import Runner
-from moespeq.model.weights import ExpertWeights
 from moespeq.ports import Clock
 from moespeq.residency import Governor, PassKind, Residency, ResidencyCounters
 from moespeq.types import StepReport
 
 __all__ = ["SpeculativeLoop"]
-
-ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
 
 
 @dataclass(slots=True)
@@ -36,9 +33,8 @@ class _Round:
     accepted: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    step: int = 0
-    draft_routes: dict[int, list[list[int]]] = field(default_factory=dict)
-    target_routes: dict[int, list[list[int]]] = field(default_factory=dict)
+    draft_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [step][layer][K]
+    target_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [layer][row][K]
 
 
 class SpeculativeLoop:
@@ -51,18 +47,17 @@ class SpeculativeLoop:
     def __init__(
         self,
         runner: Runner,
-        weights: ExpertWeights,
         residency: Residency,
         governor: Governor,
         clock: Clock,
         *,
+        link: LinkMeter,
         prefill_rows: int,
         stream_from_rows: int,
     ) -> None:
         self._runner, self._residency, self._governor, self._clock = runner, residency, governor, clock
+        self._link = link
         self._prefill_rows, self._stream_from_rows = prefill_rows, stream_from_rows
-        self._draft = DraftExperts(weights, self._on_draft_routes)
-        self._target = TargetExperts(weights, residency)
         self._round = _Round()
         self._position = 0  # of the last committed token
         self._token = 0
@@ -71,11 +66,12 @@ class SpeculativeLoop:
     def begin(self, prompt: Sequence[int], sampler: Sampler) -> tuple[Accepted, StepReport]:
         """Prefill `prompt`; returns the first token, to be committed, and what the prefill moved."""
         self._round, self.fidelity = _Round(), RouteFidelity()
+        self._link.measure()  # what happened between two texts is nobody's
         before, begin_s = self._residency.counters(), self._clock.now_s()
         *_, logits = self._prefill(prompt, num_logits=1)
         self._position = len(prompt) - 1
         moved = self._residency.counters().since(before)
-        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved)
+        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved, self._link.measure())
         return sampler.accept(logits, len(prompt), []), report
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
@@ -92,8 +88,10 @@ class SpeculativeLoop:
         else:
             self._residency.begin_pass(PassKind.PLAIN)
             drafts = []
+        drafted = drafted_tokens(drafts)
         drafted_s = self._clock.now_s()
-        logits = self._verify([draft.token for draft in drafts])
+        on_layer = self._on_target_routes if drafted else None
+        logits = self._runner.verify([self._token, *drafted], self._position, on_layer)
         accepted = sampler.accept(logits, self._position + 1, drafts)
         self._round.draft_s, self._round.verify_s = drafted_s - begin_s, self._clock.now_s() - drafted_s
         self._round.accepted = accepted.accepted
@@ -108,10 +106,15 @@ class SpeculativeLoop:
         if self._round.k:
             rows = self._round.accepted + 1
             self.fidelity.compare(self._round.draft_routes, self._round.target_routes, rows)
-        report = _report(self._round, len(tokens), self._residency.end_pass(len(tokens)))
+        moved = self._residency.end_pass(len(tokens))
+        report = _report(self._round, len(tokens), moved, self._link.measure())
         self._governor.observe(report)
         self._advance(tokens, sampler)
         return report
+
+    def use(self, governor: Governor) -> None:
+        """Choose depths by `governor` from the next round on."""
+        self._governor = governor
 
     def abandon(self) -> None:
         """Drop an open round or prefill, after an error or a cancel: leases back, predictions forgotten."""
@@ -119,13 +122,11 @@ class SpeculativeLoop:
 
     def _prefill(self, prompt: Sequence[int], *, num_logits: int) -> Iterator[torch.Tensor]:
         """Logits of the last `num_logits` rows of each chunk (0: all)."""
-        self._target.row_tile, self._target.on_routes = None, None
         for start in range(0, len(prompt), self._prefill_rows):
             chunk = prompt[start : start + self._prefill_rows]
             is_streamed = len(chunk) >= self._stream_from_rows
             self._residency.begin_pass(PassKind.PREFILL if is_streamed else PassKind.PLAIN)
-            self._target.live_rows = len(chunk)
-            yield self._runner.prefill(chunk, start, self._target, num_logits=num_logits)
+            yield self._runner.prefill(chunk, start, num_logits=num_logits)
             self._residency.end_pass(1)
 
     def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
@@ -139,36 +140,24 @@ class SpeculativeLoop:
     def _draft_tokens(self, sampler: Sampler) -> list[DraftToken]:
         """k tokens in k + 1 steps: the last step is run for its routes only."""
         drafts: list[DraftToken] = []
-        token, bucket = self._token, self._runner.buckets.above(self._position)
-        for step in range(self._round.k + 1):
-            self._round.step = step
-            logits = self._runner.draft_step(token, self._position + step, bucket, self._draft)
-            self._residency.pump()
-            if step == self._round.k:
-                break
-            draft = sampler.draft_token(logits, self._position + 1 + step, [draft.token for draft in drafts])
-            drafts.append(draft)
-            token = draft.token
+
+        def choose(logits: torch.Tensor, step: int) -> torch.Tensor:
+            drafts.append(sampler.draft_token(logits, self._position + 1 + step, [draft.token for draft in drafts]))
+            return drafts[-1].token
+
+        self._runner.draft(self._token, self._position, self._round.k + 1, choose, self._on_draft_step)
         return drafts
 
-    def _verify(self, drafted: Sequence[int]) -> torch.Tensor:
-        self._target.live_rows = len(drafted) + 1
-        self._target.row_tile = ROW_TILE if self._runner.rows > 1 else 1
-        self._target.on_routes = self._on_target_routes if drafted else None
-        return self._runner.verify([self._token, *drafted], self._position, self._target)
-
-    def _on_draft_routes(self, layer: int, rows: list[list[int]]) -> None:
-        (experts,) = rows
-        self._round.draft_routes.setdefault(layer, []).append(experts)
-        # Verify computes all k + 1 rows whatever is accepted, so a route counts in full however doubtful its token is.
-        self._residency.predict(self._round.step, layer, experts, [1.0] * len(experts))
+    def _on_draft_step(self, step: int, routes: Sequence[Sequence[int]]) -> None:
+        self._round.draft_routes.append(routes)
+        self._residency.predict(routes)
         self._residency.pump()
 
-    def _on_target_routes(self, layer: int, rows: list[list[int]]) -> None:
-        self._round.target_routes[layer] = rows
+    def _on_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
+        self._round.target_routes.append(rows)
 
 
-def _report(measured: _Round, committed: int, moved: ResidencyCounters) -> StepReport:
+def _report(measured: _Round, committed: int, moved: ResidencyCounters, link: LinkUse) -> StepReport:
     return StepReport(
         k=measured.k,
         accepted=min(measured.accepted, committed),
@@ -180,4 +169,6 @@ def _report(measured: _Round, committed: int, moved: ResidencyCounters) -> StepR
         verify_s=measured.verify_s,
         stall_s=moved.stall_s,
         bytes_by_cause=dict(moved.bytes_by_cause),
+        link_busy_s=link.busy_s,
+        stall_busy_s=link.stall_busy_s,
     )

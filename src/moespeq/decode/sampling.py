@@ -26,18 +26,29 @@ from moespeq.decode.params import SamplingParams
 from moespeq.decode.processors import merge_custom, penalize_repetition, suppress_before, warp
 from moespeq.errors import MoespeqError, UsageError
 
-__all__ = ["DraftToken", "Sampler"]
+__all__ = ["DraftToken", "Sampler", "drafted_tokens"]
 
 _NOISE_AHEAD = 8  # positions: 150 small kernels draw eight rows as soon as one
 
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A drafted token, the probability the draft gave it, and under rejection sampling the whole row [V]."""
+    """A drafted token, int64 [1] on the device, and under rejection sampling the draft's probabilities [V].
 
-    token: int
-    confidence: float
+    Nobody has waited for either: a device may still be computing them.
+    """
+
+    token: Tensor
     probs: Tensor | None
+
+
+def drafted_tokens(drafts: Sequence[DraftToken]) -> list[int]:
+    """The tokens themselves; waits for the device, once."""
+    return _to_list([draft.token for draft in drafts])
+
+
+def _to_list(tokens: Sequence[Tensor]) -> list[int]:
+    return torch.cat(list(tokens)).tolist() if tokens else []
 
 
 class Sampler:
@@ -79,20 +90,29 @@ class Sampler:
         """Whether acceptance is by rejection sampling; greedy choices are coupled by nature."""
         return self.params.acceptance == "rejection" and not self.params.is_greedy
 
+    @property
+    def _reads_drafted(self) -> bool:
+        """Whether a row's processors depend on the drafted tokens before it."""
+        return self._rules.repetition_penalty != 1 or bool(self._rules.logits_processors)
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Append tokens that are final; the noise of their positions is forgotten."""
         self._tokens.extend(tokens)
         self._seen[torch.tensor(tokens, dtype=torch.int64, device=self._device)] = True
         self._noise_rows = {key: row for key, row in self._noise_rows.items() if key[1] >= len(self._tokens)}
 
-    def draft_token(self, logits: Tensor, position: int, drafted: Sequence[int]) -> DraftToken:
-        """The draft's choice for `position` from `logits` [1, V], behind what the round `drafted` so far."""
+    def draft_token(self, logits: Tensor, position: int, drafted: Sequence[Tensor]) -> DraftToken:
+        """The draft's choice for `position` from `logits` [1, V], behind what the round `drafted` so far.
+
+        Waits for the device only where a processor must see the drafted tokens. A draft of NaN is some token: the
+        target refuses it.
+        """
         assert position == len(self._tokens) + len(drafted), f"position {position} is not the next to draft"
-        scores = self._process(logits, position, [drafted])
+        prefix = _to_list(drafted) if self._reads_drafted else []
+        scores = self._process(logits, position, [prefix])
         stream = Stream.DRAFT if self.uses_rejection else Stream.TARGET
-        token = int(self._choose(scores, position, stream))
-        probs = scores[0].softmax(dim=-1)
-        return DraftToken(token, float(probs[token]), probs if self.uses_rejection else None)
+        token = self._choose(scores, position, stream)
+        return DraftToken(token, scores[0].softmax(dim=-1) if self.uses_rejection else None)
 
     def target_tokens(self, logits: Tensor, first_position: int, drafted: Sequence[int]) -> list[int]:
         """The target's own choice in each of the k + 1 live rows of `logits` [R, V]; the rest is padding."""
@@ -102,7 +122,7 @@ class Sampler:
 
     def accept(self, logits: Tensor, first_position: int, drafts: Sequence[DraftToken]) -> Accepted:
         """Verify `drafts` against the target's `logits` [R, V] in the mode that `params.acceptance` names."""
-        drafted = [draft.token for draft in drafts]
+        drafted = drafted_tokens(drafts)
         if not self.uses_rejection:
             return accept_coupled(drafted, self.target_tokens(logits, first_position, drafted))
         probs = self._process_rows(logits, first_position, drafted).softmax(dim=-1)
@@ -116,7 +136,9 @@ class Sampler:
     def _process_rows(self, logits: Tensor, first_position: int, drafted: Sequence[int]) -> Tensor:
         assert first_position == len(self._tokens), f"position {first_position} is not the next to commit"
         prefixes = [drafted[:length] for length in range(len(drafted) + 1)]
-        return self._process(logits[: len(prefixes)], first_position, prefixes)
+        scores = self._process(logits[: len(prefixes)], first_position, prefixes)
+        _check_numbers(scores, first_position)
+        return scores
 
     def _process(self, logits: Tensor, first_position: int, prefixes: Sequence[Sequence[int]]) -> Tensor:
         """Processed logits, float32 [R, V]. `prefixes[r]` holds the drafted tokens before row r's own."""
@@ -130,7 +152,6 @@ class Sampler:
         if rules.logits_processors:
             rows = [self._run_custom(scores[row, None], prefix) for row, prefix in enumerate(prefixes)]
             scores = torch.cat(rows)
-        _check_numbers(scores, first_position)
         return warp(scores, rules)
 
     def _seen_by(self, prefixes: Sequence[Sequence[int]]) -> Tensor:

@@ -26,10 +26,11 @@ class RouteFidelity:
     same_set: int = 0
     wrong: int = 0
 
-    def compare(self, draft: Mapping[int, Sequence[Routes]], target: Mapping[int, Sequence[Routes]], rows: int) -> None:
-        """Both are {layer: routes of each row}; the first `rows` rows had the same tokens before them."""
-        for layer, rows_of_layer in target.items():
-            for predicted, true in zip(draft[layer][:rows], rows_of_layer[:rows], strict=True):
+    def compare(self, draft: Sequence[Sequence[Routes]], target: Sequence[Sequence[Routes]], rows: int) -> None:
+        """draft [step][layer] and target [layer][row]; the first `rows` rows had the same tokens before them."""
+        for layer, rows_of_layer in enumerate(target):
+            for step, true in enumerate(rows_of_layer[:rows]):
+                predicted = draft[step][layer]
                 if list(predicted) == list(true):
                     self.exact += 1
                 elif set(predicted) == set(true):
@@ -63,9 +64,11 @@ class GenerationStats:
     draft_s: float
     verify_s: float
     stall_s: float
+    link_busy_s: float
+    stall_busy_s: float
     routes: RouteFidelity
-    k_per_round: tuple[int, ...] = field(default=(), repr=False)
-    accepted_per_round: tuple[int, ...] = field(default=(), repr=False)
+    prefill: StepReport = field(repr=False)
+    reports: tuple[StepReport, ...] = field(default=(), repr=False)
 
     @property
     def committed_per_round(self) -> float:
@@ -76,6 +79,21 @@ class GenerationStats:
     def acceptance(self) -> float:
         """Share of drafted tokens the target kept."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def k_per_round(self) -> tuple[int, ...]:
+        """Tokens drafted, round by round."""
+        return tuple(report.k for report in self.reports)
+
+    @property
+    def accepted_per_round(self) -> tuple[int, ...]:
+        """Drafted tokens the target kept, round by round."""
+        return tuple(report.accepted for report in self.reports)
+
+    @property
+    def stall_link_utilisation(self) -> float:
+        """Share of the waiting during which the link moved bytes; 0 when nothing waited."""
+        return self.stall_busy_s / self.stall_s if self.stall_s > 0 else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,6 +123,8 @@ class GenerationStats:
             "draft_s": round(self.draft_s, 4),
             "verify_s": round(self.verify_s, 4),
             "stall_s": round(self.stall_s, 4),
+            "link_busy_s": round(self.link_busy_s, 4),
+            "stall_link_utilisation": round(self.stall_link_utilisation, 4),
             "routes": self.routes.to_json(),
             "k_per_round": list(self.k_per_round),
             "accepted_per_round": list(self.accepted_per_round),
@@ -149,7 +169,9 @@ def summarize(
         draft_s=sum(report.draft_s for report in reports),
         verify_s=sum(report.verify_s for report in reports),
         stall_s=sum(report.stall_s for report in everything),
+        link_busy_s=sum(report.link_busy_s for report in everything),
+        stall_busy_s=sum(report.stall_busy_s for report in everything),
         routes=routes,
-        k_per_round=tuple(report.k for report in reports),
-        accepted_per_round=tuple(report.accepted for report in reports),
+        prefill=prefill,
+        reports=tuple(reports),
     )

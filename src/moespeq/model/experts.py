@@ -4,13 +4,13 @@ Shapes: T rows of a pass, K experts a row, H hidden.
 
 A module does not know its layer, so each is tagged after loading with its `ExpertsSite`. The site's mode decides:
 draft computes with the resident base and reports its routes; target acquires the exact records and computes with those.
-Rows past `live_rows` are padding: their routes are dropped, they move no bytes and their output is zero.
+Rows past the live ones are padding: their routes are dropped, they move no bytes and their output is zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,8 +21,9 @@ from moespeq.errors import UsageError
 from moespeq.kernels import ExpertMath, combine, expert_products, group_by_expert
 from moespeq.model.weights import ExpertWeights
 from moespeq.residency import Residency
+from moespeq.types import ExpertKey
 
-__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "register", "tag"]
+__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "math_of", "register", "tag"]
 
 IMPLEMENTATION = "moespeq"
 
@@ -46,15 +47,16 @@ class ExpertsSwitch:
 
 @dataclass(slots=True)
 class DraftExperts:
-    """The INT4 base of every expert, resident; routes go to `on_routes(layer, [[expert, ...] for each row])`."""
+    """The INT4 base of every expert, resident; one row a step, whose routes `take_routes` gives afterwards."""
 
     weights: ExpertWeights
-    on_routes: Callable[[int, list[list[int]]], None]
+    _routes: list[list[int]] = field(default_factory=list)
 
     def __call__(
         self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        self.on_routes(layer, routes.tolist())
+        (experts,) = routes.tolist()
+        self._routes.append(experts)
         products = hidden.new_empty(routes.shape[0] * routes.shape[1], hidden.shape[1])  # [T * K, H]
         for expert, pairs in group_by_expert(routes).items():
             matrices = self.weights.base(layer, expert, hidden.dtype)
@@ -62,32 +64,50 @@ class DraftExperts:
             products[pairs] = expert_products(rows, matrices, math, expert, row_tile=None)
         return combine(products.view(*routes.shape, -1), weights, hidden.dtype)
 
+    def take_routes(self) -> list[list[int]]:
+        """The experts of each layer since the last call."""
+        routes, self._routes = self._routes, []
+        return routes
+
 
 @dataclass(slots=True)
 class TargetExperts:
-    """The exact bf16 experts, from whatever slot their record arrives in; `on_routes` where wanted."""
+    """The exact bf16 experts, from whatever slot their record arrives in. `expect` sets up each pass.
+
+    release: told which slots are read by what was launched so far; a device that computes later than it launches needs
+    it, so that no copy overtakes.
+    """
 
     weights: ExpertWeights
     residency: Residency
-    on_routes: Callable[[int, list[list[int]]], None] | None = None
-    live_rows: int = 0
-    row_tile: int | None = None
+    release: Callable[[Sequence[int]], None] | None = None
+    _on_layer: Callable[[int, list[list[int]]], None] | None = None
+    _live_rows: int = 0
+    _row_tile: int | None = None
+
+    def expect(
+        self, *, live_rows: int, row_tile: int | None, on_layer: Callable[[int, list[list[int]]], None] | None
+    ) -> None:
+        """The next pass has so many live rows; `on_layer` hears the true routes where wanted."""
+        self._live_rows, self._row_tile, self._on_layer = live_rows, row_tile, on_layer
 
     def __call__(
         self, layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        live, top_k = routes[: self.live_rows], routes.shape[1]
-        if self.on_routes is not None:
-            self.on_routes(layer, live.tolist())
+        live, top_k = routes[: self._live_rows], routes.shape[1]
+        if self._on_layer is not None:
+            self._on_layer(layer, live.tolist())
         pairs_of = group_by_expert(live)
         products = hidden.new_zeros(routes.numel(), hidden.shape[1])  # [T * K, H]
         for wave in self.residency.acquire(layer, list(pairs_of)):
-            for lease in wave:
-                expert = lease.key.expert
-                matrices = self.weights.exact(lease.key, lease.slot, hidden.dtype)
+            for expert, slot in zip(wave.experts, wave.slots, strict=True):
+                self.residency.pump()
+                matrices = self.weights.exact(ExpertKey(layer, expert), slot, hidden.dtype)
                 pairs = pairs_of[expert]
                 rows = hidden[pairs // top_k]
-                products[pairs] = expert_products(rows, matrices, math, expert, row_tile=self.row_tile)
+                products[pairs] = expert_products(rows, matrices, math, expert, row_tile=self._row_tile)
+            if self.release is not None:
+                self.release(wave.slots)
         return combine(products.view(*routes.shape, -1), weights, hidden.dtype)
 
 
@@ -120,10 +140,11 @@ def register() -> None:
 def tag(modules: Sequence[nn.Module], switch: ExpertsSwitch) -> None:
     """Tell each experts module, in layer order, its layer and arithmetic."""
     for layer, module in enumerate(modules):
-        module.moespeq_site = ExpertsSite(layer, _math_of(module), switch)  # type: ignore[assignment]
+        module.moespeq_site = ExpertsSite(layer, math_of(module), switch)  # type: ignore[assignment]
 
 
-def _math_of(module: nn.Module) -> ExpertMath:
+def math_of(module: nn.Module) -> ExpertMath:
+    """The arithmetic of an experts module besides its two products."""
     activate = module._apply_gate if module.has_gate else module.act_fn
     up_name = "gate_up_proj_bias" if module.has_gate else "up_proj_bias"
     return ExpertMath(

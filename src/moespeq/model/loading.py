@@ -48,7 +48,11 @@ def one_line(error: Exception) -> str:
 
 
 def load_without_experts(
-    config: PreTrainedConfig, dense: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16
+    config: PreTrainedConfig,
+    dense: Mapping[str, torch.Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    device: str = "cpu",
 ) -> PreTrainedModel:
     """The model of `config` with `dense` (source names) as its weights; its experts modules hold no matrices.
 
@@ -74,7 +78,7 @@ def load_without_experts(
             f"The store lacks {len(missing)} weights of the model, first '{missing[0]}'; prepare it again."
         )
     model.eval()
-    return model.requires_grad_(False)
+    return model.requires_grad_(False).to(device)
 
 
 @contextmanager

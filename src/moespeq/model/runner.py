@@ -1,4 +1,4 @@
-"""The passes of a round over one model and one cache: prefill, draft step, verify.
+"""The passes of a round over one model and one cache: prefill, draft, verify.
 
 Shapes: T rows of a pass, R row bucket, B length bucket, V vocabulary.
 
@@ -9,28 +9,74 @@ Padded rows (past the k + 1 live ones) repeat the last live token and see what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
-from moespeq.model.experts import Experts, ExpertsSwitch, tag
+from moespeq.model.experts import DraftExperts, Experts, ExpertsSwitch, TargetExperts, tag
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.quantizer import experts_modules
 
-__all__ = ["Runner"]
+__all__ = ["ROW_TILE", "Choose", "EagerRunner", "OnLayer", "OnStep", "Runner", "max_k", "rope_switch_lengths"]
+
+ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
+
+Choose = Callable[[torch.Tensor, int], torch.Tensor]
+"""(logits [1, V], step) -> the drafted token, int64 [1], on the logits' device and with no need to wait for it."""
+OnStep = Callable[[int, Sequence[Sequence[int]]], None]
+"""(step, the experts of each MoE layer): one draft step's routes are known."""
+OnLayer = Callable[[int, Sequence[Sequence[int]]], None]
+"""(MoE layer, the experts of each live row): the target's true routes of a layer are known."""
 
 
-class Runner:
-    """Runs passes; holds the model, the one cache and the length buckets. Not thread-safe: one engine thread."""
+class Runner(Protocol):
+    """The three passes. One sequence at a time, one engine thread."""
 
-    def __init__(self, model: PreTrainedModel, *, context_tok: int, rows: int) -> None:
+    model: PreTrainedModel
+    context_tok: int
+    rows: int
+    device: torch.device
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes the key/value cache takes so far."""
+        ...
+
+    def max_k(self, position: int) -> int:
+        """The longest draft a round at `position` may have."""
+        ...
+
+    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
+        """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V]."""
+        ...
+
+    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+        """`num_steps` draft steps from `token` at `position`; `choose` gives each but the last step's token.
+
+        `on_step` hears of every step in order, at the latest before this returns.
+        """
+        ...
+
+    def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
+        """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
+        ...
+
+
+class EagerRunner:
+    """Passes run layer by layer as torch runs them; every device, every model."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, context_tok: int, rows: int, draft: DraftExperts, target: TargetExperts
+    ) -> None:
         config = model.config.get_text_config()
         self.model, self.context_tok, self.rows = model, context_tok, rows
         self.device: torch.device = model.device
-        self.buckets = LengthBuckets(context_tok, _rope_switch_lengths(config))
+        self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
+        self._draft, self._target = draft, target
         length_tok = self.buckets.storage_tok(context_tok, rows)
         self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device)
         self._masks = MaskBuilder(config, model.dtype, self.device)
@@ -42,31 +88,35 @@ class Runner:
         """Bytes the key/value cache takes so far."""
         return self._cache.num_bytes
 
-    def prefill(self, tokens: Sequence[int], start: int, experts: Experts, *, num_logits: int) -> torch.Tensor:
-        """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V]."""
+    def max_k(self, position: int) -> int:
+        return max_k(position, self.rows, self.buckets, self.context_tok)
+
+    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
+        self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
         places = torch.arange(start, start + len(tokens), device=self.device)
-        return self._forward(list(tokens), start, places, experts, num_logits=num_logits)
+        ids = torch.tensor(tokens, device=self.device)
+        return self._forward(ids, start, places, self._target, num_logits=num_logits)
 
-    def draft_step(self, token: int, position: int, bucket: int, experts: Experts) -> torch.Tensor:
-        """One row of the draft, whose round looks over `bucket` positions; returns logits [1, V]."""
-        places = torch.tensor([position], device=self.device)
-        return self._forward([token], position, places, experts, bucket=bucket)
+    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+        ids, bucket = torch.tensor([token], device=self.device), self.buckets.above(position)
+        for step in range(num_steps):
+            places = torch.tensor([position + step], device=self.device)
+            logits = self._forward(ids, position + step, places, self._draft, bucket=bucket)
+            on_step(step, self._draft.take_routes())
+            if step + 1 < num_steps:
+                ids = choose(logits, step)
 
-    def verify(self, tokens: Sequence[int], position: int, experts: Experts) -> torch.Tensor:
-        """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
+    def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
         live, last = len(tokens), position + len(tokens) - 1
         assert live <= self.rows
-        padded = [*tokens, *[tokens[-1]] * (self.rows - live)]
+        self._target.expect(live_rows=live, row_tile=ROW_TILE if self.rows > 1 else 1, on_layer=on_layer)
+        ids = torch.tensor([*tokens, *[tokens[-1]] * (self.rows - live)], device=self.device)
         places = torch.arange(position, position + self.rows, device=self.device).clamp_(max=last)
-        return self._forward(padded, position, places, experts)[:live]
-
-    def max_k(self, position: int) -> int:
-        """The longest draft a round at `position` may have: rows, the context and the length bucket bound it."""
-        return min(self.rows, self.buckets.above(position) - position, self.context_tok - position) - 1
+        return self._forward(ids, position, places, self._target)[:live]
 
     def _forward(
         self,
-        tokens: list[int],
+        ids: torch.Tensor,
         start: int,
         places: torch.Tensor,
         experts: Experts,
@@ -74,15 +124,15 @@ class Runner:
         bucket: int | None = None,
         num_logits: int = 0,
     ) -> torch.Tensor:
-        """`places` [T]: each row's position, for rotary embedding and mask; rows are written at start..start+T-1."""
+        """`ids`, `places` [T]: each row's token and position; rows are written at start..start+T-1."""
         if bucket is None:
             bucket = self.buckets.above(int(places[-1]))
-        self._cache.cursor.move(start, len(tokens), bucket)
+        self._cache.cursor.move(start, len(ids), bucket)
         self._switch.active = experts
         try:
             with torch.inference_mode():
                 output = self.model(
-                    input_ids=torch.tensor([tokens], device=self.device),
+                    input_ids=ids[None],
                     position_ids=places[None],
                     attention_mask=self._masks.build(places, bucket),
                     past_key_values=self._cache,
@@ -95,7 +145,12 @@ class Runner:
         return logits
 
 
-def _rope_switch_lengths(config: PreTrainedConfig) -> list[int]:
+def max_k(position: int, rows: int, buckets: LengthBuckets, context_tok: int) -> int:
+    """The longest draft of a round at `position`: rows, the context and the length bucket bound it."""
+    return min(rows, buckets.above(position) - position, context_tok - position) - 1
+
+
+def rope_switch_lengths(config: PreTrainedConfig) -> list[int]:
     """Lengths at which the rotary embedding itself changes (long-rope has two sets of factors)."""
     parameters = getattr(config, "rope_parameters", None) or {}
     original = parameters.get("original_max_position_embeddings") or getattr(

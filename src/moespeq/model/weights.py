@@ -6,7 +6,7 @@ them. Shapes: an expert's matrices are up [2I, H] and down [H, I], always [out, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from moespeq.types import ExpertKey
 __all__ = ["BaseBank", "ExpertWeights"]
 
 Matrices = tuple[torch.Tensor, torch.Tensor]
+Decode = Callable[[torch.Tensor, torch.Tensor, Layout], Matrices]
+"""(record, base record, layout) -> the exact bf16 matrices; the record may be followed by slack."""
 
 
 class BaseBank:
@@ -38,6 +40,10 @@ class BaseBank:
         """Views into the bank, one for each matrix."""
         return self._bases[layer * self._num_experts + expert]
 
+    def record(self, layer: int, expert: int) -> torch.Tensor:
+        """The base record of one expert, uint8 [n], a view."""
+        return self._records[layer * self._num_experts + expert]
+
     @property
     def num_bytes(self) -> int:
         return self._records.nbytes
@@ -48,7 +54,7 @@ class ExpertWeights:
     """Exact and approximate matrices of any expert.
 
     slots: uint8 [S, slot bytes]; layouts: the record layout of each MoE layer; bank: None when no draft is resident,
-    which only plain records allow.
+    which only plain records allow. decode: a device's own kernel for nested records, None for the reference in torch.
     """
 
     slots: torch.Tensor
@@ -56,9 +62,12 @@ class ExpertWeights:
     shapes: Sequence[tuple[int, int]]
     fmt: BaseFormat
     bank: BaseBank | None
+    decode: Decode | None = None
 
     def exact(self, key: ExpertKey, slot: int, dtype: torch.dtype) -> Matrices:
         """The target's matrices, bit for bit, from the record in `slot`; valid until the lease ends."""
+        if self.decode is not None and self.bank is not None:
+            return self.decode(self.slots[slot], self.bank.record(*key), self.layouts[key.layer])
         bases = self.bank.bases(*key) if self.bank is not None else ()
         up, down = decode_record(self.slots[slot], bases, self.shapes, self.fmt, self.layouts[key.layer])
         return up.to(dtype), down.to(dtype)

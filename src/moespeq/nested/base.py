@@ -39,10 +39,10 @@ def encode_base(weight: Tensor, fmt: BaseFormat) -> Base:
     low, high = groups.aminmax(dim=2)
     if fmt.zero_point:
         low, high = low.clamp_max_(0.0), high.clamp_min_(0.0)
-        scales = _normal_or_zero(high / fmt.reach - low / fmt.reach)
+        scales = _normal_or_zero(_share(high, fmt) - _share(low, fmt))
         origin = (-low / _divisor(scales)).round_().clamp_(0, fmt.max_code)
     else:
-        scales = _normal_or_zero(high.maximum(-low) / fmt.reach)
+        scales = _normal_or_zero(_share(high.maximum(-low), fmt))
         origin = torch.full_like(scales, fmt.middle_code, dtype=torch.float32)
     steps = groups.div_(_divisor(scales).unsqueeze(2))
     codes = steps.round_().add_(origin.unsqueeze(2)).clamp_(0, fmt.max_code)
@@ -93,6 +93,11 @@ def _normal_or_zero(scales: Tensor) -> Tensor:
     """Round scales to bf16; one that would be subnormal, hence far from its exact value, becomes 0."""
     rounded = scales.to(torch.bfloat16)
     return rounded.where(rounded >= torch.finfo(torch.bfloat16).tiny, 0.0)
+
+
+def _share(extent: Tensor, fmt: BaseFormat) -> Tensor:
+    """extent / reach, correctly rounded: by a tensor, because torch on CUDA divides by a number as times 1 / number."""
+    return extent / torch.full_like(extent, fmt.reach)
 
 
 def _divisor(scales: Tensor) -> Tensor:

@@ -1,5 +1,15 @@
 """Resolve every "auto" once, before anything is loaded, and keep the reason for each figure."""
 
+from moespeq.plan.machine import Machine, resolve_options
 from moespeq.plan.memory import MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
+from moespeq.plan.workspace import Figure
 
-__all__ = ["MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
+__all__ = [
+    "Figure",
+    "Machine",
+    "MemoryNeeds",
+    "MemoryPlan",
+    "least_memory_bytes",
+    "plan_memory",
+    "resolve_options",
+]

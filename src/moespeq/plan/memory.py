@@ -14,45 +14,57 @@ from dataclasses import dataclass
 from moespeq.buckets import LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.errors import BudgetError, UsageError
+from moespeq.plan.host import plan_host_arena, plan_host_cache
+from moespeq.plan.machine import Machine
 from moespeq.plan.threads import plan_threads
+from moespeq.plan.workspace import Figure, workspace
 from moespeq.types import ModelShape
 
 __all__ = ["MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
 
 _DEFAULT_CONTEXT_TOK = 4096
-_AUTO_SHARE = 0.8  # of the free host memory, when no budget was given; the rest is the operating system's
-_ACTIVATION_COPIES = 8  # [T, H] tensors alive at once in a decoder layer's forward
-_LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
-_SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
-_DTYPE_BYTES = 2
+_HOST_SHARE = 0.8  # of the free host memory, when no budget was given; the rest is the operating system's
+_GPU_SHARE = 0.95  # of the free GPU memory; the rest is what others may still take
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Sizes that follow from a store. slot_bytes: room of one slot; num_records: all routed experts."""
+    """Sizes that follow from a store. slot_bytes: room of one slot; num_records: all routed experts;
+    records_bytes: an arena in host memory that holds all of their records.
+    """
 
     shape: ModelShape
     dense_bytes: int
     base_bytes: int
     slot_bytes: int
     num_records: int
+    records_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Every byte by purpose, and why each "auto" became what it is."""
+    """Every byte by purpose, and why each "auto" became what it is.
 
+    host_bytes: a cache before the disk on a CPU; on CUDA the pinned arena in front of the link.
+    """
+
+    device: str
     budget_bytes: int
     dense_bytes: int
     base_bytes: int
     kv_bytes: int
-    workspace_bytes: int
+    workspace: tuple[Figure, ...]
     slot_bytes: int
     num_slots: int
     host_bytes: int
     context_tok: int
     threads: int
     reasons: Mapping[str, str]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """All uses beside weights, cache and slots."""
+        return sum(figure.num_bytes for figure in self.workspace)
 
     @property
     def slots_bytes(self) -> int:
@@ -67,52 +79,83 @@ class MemoryPlan:
 
 def least_memory_bytes(needs: MemoryNeeds, options: LoadOptions) -> int:
     """The smallest device budget that `plan_memory` takes with these options: everything fixed, and one slot."""
-    context_tok = _resolve_context(needs.shape, options, {})
-    return sum(_fixed_bytes(needs, options, context_tok)) + needs.slot_bytes
+    return _fixed(needs, options, _resolve_context(needs.shape, options, {})).num_bytes + needs.slot_bytes
 
 
-def plan_memory(needs: MemoryNeeds, options: LoadOptions, *, available_bytes: int, num_cores: int = 1) -> MemoryPlan:
-    """Resolve context, budget and slots. Raises BudgetError with the amount missing, or UsageError."""
-    reasons: dict[str, str] = {}
+def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> MemoryPlan:
+    """Resolve context, budget, slots and host memory; the device is resolved already.
+
+    Raises BudgetError with the amount missing, or UsageError.
+    """
+    reasons = {"device": f"{options.device}: {machine.gpu}"}
+    if options.rows is None:
+        reasons["rows"] = f"{options.row_bucket}: the default {options.mode.replace('_', ' ')} on {options.device}"
     context_tok = _resolve_context(needs.shape, options, reasons)
-    dense_bytes, base_bytes, kv_bytes, workspace_bytes = _fixed_bytes(needs, options, context_tok)
-    fixed_bytes = dense_bytes + base_bytes + kv_bytes + workspace_bytes
-    host_bytes = options.host_memory if options.host_memory is not None else 0
-    if options.host_memory is None:
-        reasons["host_memory"] = "0 B: the device is host memory, a second copy there would gain nothing"
-    if host_bytes >= available_bytes:
-        raise BudgetError(
-            f"The host cache of {format_bytes(host_bytes)} is larger than the {format_bytes(available_bytes)} of host "
-            f"memory that are free; lower --host-memory."
-        )
-    budget_bytes = _resolve_budget(options, fixed_bytes, needs, available_bytes - host_bytes, reasons)
-    num_slots = min(needs.num_records, (budget_bytes - fixed_bytes) // needs.slot_bytes)
+    fixed = _fixed(needs, options, context_tok)
+    host_bytes = _host_bytes(needs, options, machine, reasons)
+    budget_bytes = _resolve_budget(needs, options, fixed.num_bytes, _free_bytes(machine, options, host_bytes), reasons)
+    num_slots = min(needs.num_records, (budget_bytes - fixed.num_bytes) // needs.slot_bytes)
     if num_slots < 1:
-        raise BudgetError(_missing(fixed_bytes, base_bytes, kv_bytes, workspace_bytes, needs, budget_bytes))
+        raise BudgetError(_missing(fixed, needs, budget_bytes))
     reasons["num_slots"] = f"{num_slots} of {needs.num_records} experts fit into what the rest leaves of the budget"
     plan = MemoryPlan(
+        device=options.device,
         budget_bytes=budget_bytes,
-        dense_bytes=dense_bytes,
-        base_bytes=base_bytes,
-        kv_bytes=kv_bytes,
-        workspace_bytes=workspace_bytes,
+        dense_bytes=needs.dense_bytes,
+        base_bytes=fixed.base_bytes,
+        kv_bytes=fixed.kv_bytes,
+        workspace=fixed.workspace,
         slot_bytes=needs.slot_bytes,
         num_slots=num_slots,
         host_bytes=host_bytes,
         context_tok=context_tok,
-        threads=plan_threads(needs.shape, options.threads, num_cores, reasons),
+        threads=plan_threads(needs.shape, options, machine.num_cores, reasons),
         reasons=reasons,
     )
-    _check_available(plan, available_bytes)
+    _check_available(plan, machine)
     return plan
 
 
-def _fixed_bytes(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> tuple[int, int, int, int]:
-    """Dense weights, base bank, KV cache and workspace: what does not depend on the budget."""
-    base_bytes = 0 if options.mode == "on_demand" else needs.base_bytes
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What does not depend on the budget."""
+
+    dense_bytes: int
+    base_bytes: int
+    kv_bytes: int
+    workspace: tuple[Figure, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(figure.num_bytes for figure in self.workspace)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dense_bytes + self.base_bytes + self.kv_bytes + self.workspace_bytes
+
+
+def _fixed(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> _Fixed:
     kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
-    kv_bytes = kv_tok * needs.shape.kv_bytes_per_tok
-    return needs.dense_bytes, base_bytes, kv_bytes, _workspace_bytes(needs.shape, options, context_tok)
+    return _Fixed(
+        dense_bytes=needs.dense_bytes,
+        base_bytes=0 if options.mode == "on_demand" else needs.base_bytes,
+        kv_bytes=kv_tok * needs.shape.kv_bytes_per_tok,
+        workspace=workspace(needs.shape, options, context_tok),
+    )
+
+
+def _host_bytes(needs: MemoryNeeds, options: LoadOptions, machine: Machine, reasons: dict[str, str]) -> int:
+    if options.device == "cuda":
+        return plan_host_arena(needs.records_bytes, needs.slot_bytes, options, machine, reasons)
+    return plan_host_cache(options, machine, reasons)
+
+
+def _free_bytes(machine: Machine, options: LoadOptions, host_bytes: int) -> int:
+    """Free memory of the device."""
+    if options.device == "cuda":
+        assert machine.gpu_free_bytes is not None, "resolve_options comes first"
+        return machine.gpu_free_bytes
+    return machine.host_free_bytes - host_bytes
 
 
 def _resolve_context(shape: ModelShape, options: LoadOptions, reasons: dict[str, str]) -> int:
@@ -131,47 +174,50 @@ def _resolve_context(shape: ModelShape, options: LoadOptions, reasons: dict[str,
 
 
 def _resolve_budget(
-    options: LoadOptions, fixed_bytes: int, needs: MemoryNeeds, available_bytes: int, reasons: dict[str, str]
+    needs: MemoryNeeds, options: LoadOptions, fixed_bytes: int, free_bytes: int, reasons: dict[str, str]
 ) -> int:
     if options.device_memory is not None:
         return options.device_memory
     all_bytes = fixed_bytes + needs.num_records * needs.slot_bytes
-    share_bytes = int(_AUTO_SHARE * available_bytes)
+    share = _GPU_SHARE if options.device == "cuda" else _HOST_SHARE
+    share_bytes = int(share * free_bytes)
     if all_bytes <= share_bytes:
         reasons["device_memory"] = f"{format_bytes(all_bytes)}: every expert fits"
         return all_bytes
-    reasons["device_memory"] = (
-        f"{format_bytes(share_bytes)}: {_AUTO_SHARE:.0%} of the {format_bytes(available_bytes)} free"
-    )
+    reasons["device_memory"] = f"{format_bytes(share_bytes)}: {share:.0%} of the {format_bytes(free_bytes)} free"
     return share_bytes
 
 
-def _workspace_bytes(shape: ModelShape, options: LoadOptions, context_tok: int) -> int:
-    """Activations and mask of the longest prefill chunk, logits and noise of a verify pass, scratch of one expert."""
-    rows = max(min(options.prefill_rows, context_tok), options.row_bucket)
-    activations = rows * shape.hidden_size * _DTYPE_BYTES * (_ACTIVATION_COPIES + shape.top_k)
-    mask = rows * context_tok * _DTYPE_BYTES
-    logits = options.row_bucket * shape.vocab_size * 4 * _LOGIT_COPIES
-    scratch = shape.weights_per_expert * _DTYPE_BYTES * _SCRATCH_COPIES
-    return activations + mask + logits + scratch
-
-
-def _missing(fixed: int, base: int, kv: int, workspace: int, needs: MemoryNeeds, budget_bytes: int) -> str:
-    least_bytes = fixed + needs.slot_bytes
+def _missing(fixed: _Fixed, needs: MemoryNeeds, budget_bytes: int) -> str:
+    least_bytes = fixed.num_bytes + needs.slot_bytes
     return (
         f"The memory budget of {format_bytes(budget_bytes)} is {format_bytes(least_bytes - budget_bytes)} too small: "
-        f"dense weights {format_bytes(needs.dense_bytes)}, INT4 base {format_bytes(base)}, "
-        f"KV cache {format_bytes(kv)}, workspace {format_bytes(workspace)} and one expert "
+        f"dense weights {format_bytes(needs.dense_bytes)}, INT4 base {format_bytes(fixed.base_bytes)}, "
+        f"KV cache {format_bytes(fixed.kv_bytes)}, workspace {format_bytes(fixed.workspace_bytes)} and one expert "
         f"{format_bytes(needs.slot_bytes)} must fit; "
         f"give at least {format_bytes(least_bytes)}, or a shorter --ctx-size."
     )
 
 
-def _check_available(plan: MemoryPlan, available_bytes: int) -> None:
+def _check_available(plan: MemoryPlan, machine: Machine) -> None:
+    if plan.device == "cuda":
+        _check_gpu(plan, machine.gpu_free_bytes or 0)
+        return
     wanted_bytes = plan.total_bytes + plan.host_bytes
-    if wanted_bytes > available_bytes:
+    if wanted_bytes > machine.host_free_bytes:
         raise BudgetError(
-            f"The engine would take {format_bytes(wanted_bytes)} and only {format_bytes(available_bytes)} of host "
-            f"memory are free, {format_bytes(wanted_bytes - available_bytes)} too little; "
+            f"The engine would take {format_bytes(wanted_bytes)} and only {format_bytes(machine.host_free_bytes)} of "
+            f"host memory are free, {format_bytes(wanted_bytes - machine.host_free_bytes)} too little; "
             f"lower --device-memory or --host-memory."
+        )
+
+
+def _check_gpu(plan: MemoryPlan, free_bytes: int) -> None:
+    """The context is there already when the driver is asked what is free."""
+    wanted_bytes = plan.total_bytes - sum(figure.num_bytes for figure in plan.workspace if figure.name == "context")
+    if wanted_bytes > free_bytes:
+        raise BudgetError(
+            f"The engine would take {format_bytes(wanted_bytes)} and only {format_bytes(free_bytes)} of the GPU's "
+            f"memory are free, {format_bytes(wanted_bytes - free_bytes)} too little; "
+            f"lower --device-memory, or end what else runs there."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moespeq.prepare.export import export_checkpoint
-from moespeq.prepare.prepare import prepare_cached, prepare_store
+from moespeq.prepare.prepare import prepare_cached, prepare_store, write_store
 from moespeq.prepare.progress import ProgressSink
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, not_kept, resolve_source
 from moespeq.prepare.verify import VerifyReport, verify_store
@@ -21,4 +21,5 @@ __all__ = [
     "prepare_store",
     "resolve_source",
     "verify_store",
+    "write_store",
 ]

@@ -12,19 +12,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from moespeq.nested import (
-    BaseFormat,
-    Layout,
-    decode_record,
-    encode_base,
-    encode_record,
-    pack_base,
-    split_base,
-)
+from moespeq.nested import decode_record, split_base
 from moespeq.store import Checkpoint, ExpertPiece, Store
 from moespeq.types import ExpertKey
 
-__all__ = ["BF16_BYTES", "ExpertReader", "decode_expert", "encode_expert", "piece_bytes", "view_of"]
+__all__ = ["BF16_BYTES", "ExpertReader", "decode_expert", "piece_bytes", "view_of"]
 
 BF16_BYTES = 2
 Matrices = Sequence[tuple[str, int, int]]
@@ -56,12 +48,6 @@ class ExpertReader:
         offset = entry.offset + (piece.index or 0) * num_bytes
         values = torch.from_numpy(self._checkpoint.files[file].read(offset, num_bytes)).view(torch.bfloat16)
         return values.view(cols, piece.num_rows).T if piece.is_transposed else values.view(piece.num_rows, cols)
-
-
-def encode_expert(matrices: Sequence[Tensor], fmt: BaseFormat, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The base record and the expert record of one expert, uint8 [n] each."""
-    bases = [encode_base(matrix, fmt) for matrix in matrices]
-    return pack_base(bases), encode_record(matrices, bases, fmt, layout)
 
 
 def decode_expert(store: Store, key: ExpertKey) -> list[Tensor]:

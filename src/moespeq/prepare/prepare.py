@@ -7,14 +7,15 @@ would be larger than 12 bits a weight is written again as plain records: then pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from moespeq import __version__
 from moespeq.errors import CheckpointError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
-from moespeq.prepare.experts import BF16_BYTES, ExpertReader, encode_expert, view_of
+from moespeq.prepare.encoder import ExpertEncoder
+from moespeq.prepare.experts import BF16_BYTES, ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
 from moespeq.prepare.progress import Meter, ProgressSink
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
@@ -34,7 +35,7 @@ from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
 from moespeq.types import ExpertKey
 
-__all__ = ["prepare_cached", "prepare_store"]
+__all__ = ["prepare_cached", "prepare_store", "write_store"]
 
 MAX_RESIDUAL_BITS = 12.0
 COMMIT_BYTES = 256 << 20
@@ -48,12 +49,14 @@ def prepare_store(
     *,
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat = DEFAULT_FORMAT,
+    device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
     """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
 
-    Goes on where an interrupted run for the same checkpoint and options stopped. Raises CheckpointError,
-    UnsupportedModelError, StoreError (it exists, or another process prepares it) or StorageError (no space).
+    device: where experts are encoded, by default a GPU where there is one; the bytes are the same. Goes on where an
+    interrupted run for the same checkpoint and options stopped. Raises CheckpointError, UnsupportedModelError,
+    StoreError (it exists, or another process prepares it) or StorageError (no space).
     """
     folder = resolve_source(source)
     out = out if out is not None else default_output(source)
@@ -61,6 +64,34 @@ def prepare_store(
     if out.resolve() == folder.resolve():
         raise UsageError(f"{out} is the checkpoint itself; choose another output.")
     checkpoint = open_checkpoint(folder)
+    with SourceHasher([file.path for file in checkpoint.files]) as hasher:
+        return write_store(
+            checkpoint,
+            out,
+            name=name_of(source),
+            digests=hasher.wait,
+            layout=layout,
+            fmt=fmt,
+            device=device,
+            progress=progress,
+        )
+
+
+def write_store(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    name: str,
+    digests: Callable[[], Sequence[str]],
+    layout: Layout = Layout.FIXED,
+    fmt: BaseFormat = DEFAULT_FORMAT,
+    device: str = "auto",
+    progress: ProgressSink | None = None,
+) -> Path:
+    """The store of an open checkpoint, whose tensors may come from anywhere that its files can read.
+
+    digests: SHA-256 of the files in hexadecimal, asked for at the end. Raises as `prepare_store`.
+    """
     mapped = map_checkpoint(checkpoint)
     identity = {
         "moespeq": __version__,
@@ -69,14 +100,11 @@ def prepare_store(
         "layout": layout.value,
     }
     needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layout)
-    with (
-        StoreWriter(out, identity, needed_bytes=needed_bytes) as writer,
-        SourceHasher([file.path for file in checkpoint.files]) as hasher,
-    ):
-        job = _Preparation(checkpoint, mapped, fmt, layout, writer, Meter(progress, checkpoint.size_bytes))
+    with ExpertEncoder(fmt, device) as encoder, StoreWriter(out, identity, needed_bytes=needed_bytes) as writer:
+        job = _Preparation(checkpoint, mapped, fmt, layout, encoder, writer, Meter(progress, checkpoint.size_bytes))
         job.write_dense()
         job.write_experts()
-        writer.finish(job.write_rest(name_of(source), hasher))
+        writer.finish(job.write_rest(name, digests))
     return out
 
 
@@ -85,6 +113,7 @@ def prepare_cached(
     *,
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat = DEFAULT_FORMAT,
+    device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
     """The store of `source`: itself when it is one, else the cached one, prepared now if need be."""
@@ -92,7 +121,9 @@ def prepare_cached(
     if is_store(folder):
         return folder
     out = cache_folder_for(folder, name=name_of(source), layout=layout, fmt=fmt)
-    return out if is_store(out) else prepare_store(source, out, layout=layout, fmt=fmt, progress=progress)
+    if is_store(out):
+        return out
+    return prepare_store(source, out, layout=layout, fmt=fmt, device=device, progress=progress)
 
 
 class _Preparation:
@@ -104,11 +135,12 @@ class _Preparation:
         mapped: CheckpointMap,
         fmt: BaseFormat,
         layout: Layout,
+        encoder: ExpertEncoder,
         writer: StoreWriter,
         meter: Meter,
     ) -> None:
         self._checkpoint, self._mapped, self._fmt, self._layout = checkpoint, mapped, fmt, layout
-        self._writer, self._meter = writer, meter
+        self._encoder, self._writer, self._meter = encoder, writer, meter
         self._num_layers, self._num_experts = len(mapped.module_names), mapped.num_experts
         self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices)
         self._expert_bytes = BF16_BYTES * sum(rows * cols for _, rows, cols in mapped.matrices)
@@ -136,7 +168,7 @@ class _Preparation:
                     self._append_layer(workers, layer, layout)
                 self._writer.commit(layer, layout)
 
-    def write_rest(self, name: str, hasher: SourceHasher) -> Manifest:
+    def write_rest(self, name: str, digests: Callable[[], Sequence[str]]) -> Manifest:
         """Tables and small files; returns the manifest that describes everything."""
         writer, mapped, files = self._writer, self._mapped, self._checkpoint.files
         base_file_bytes, experts_file_bytes = writer.pad_record_files()
@@ -151,7 +183,6 @@ class _Preparation:
             folder = "other" if is_weights_name(path.name) else "model"
             kept.append(writer.write_file(f"{folder}/{path.name}", _file_chunks(path)))
         self._meter.add(0, "source checksums")
-        digests = hasher.wait()
         return Manifest(
             moespeq=__version__,
             name=name,
@@ -164,7 +195,7 @@ class _Preparation:
             layouts=tuple(writer.durable.layouts[layer] for layer in range(self._num_layers)),
             source=tuple(
                 SourceFile(file.path.name, file.size_bytes, len(file.header), digest)
-                for file, digest in zip(files, digests, strict=True)
+                for file, digest in zip(files, digests(), strict=True)
             ),
             files=(*writer.durable.dense.values(), *kept),
             base_file_bytes=base_file_bytes,
@@ -178,13 +209,12 @@ class _Preparation:
         first = self._writer.num_records - layer * self._num_experts
         keys = [ExpertKey(layer, expert) for expert in range(first, self._num_experts)]
         uncommitted_bytes = 0
-        for base, record in workers.in_order(
-            lambda key: encode_expert(self._reader.read(key), self._fmt, layout), keys
-        ):
+        for expert in workers.in_order(lambda key: self._encoder.encode(self._reader.read(key), layout), keys):
             if uncommitted_bytes >= COMMIT_BYTES:
                 self._writer.commit(layer, layout)
                 uncommitted_bytes = 0
-            self._writer.append(view_of(base), view_of(record))
+            crc32s = expert.base_crc32, expert.record_crc32
+            self._writer.append(view_of(expert.base), view_of(expert.record), crc32s=crc32s)
             uncommitted_bytes += self._expert_bytes
             self._meter.add(self._expert_bytes, f"layer {layer + 1} of {self._num_layers}")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
+from moespeq.cache_folder import cache_folder
 from moespeq.errors import CheckpointError
 from moespeq.model.supported import check_family
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
@@ -83,14 +83,7 @@ def cache_folder_for(
     """
     options = json.dumps([SCHEMA, fmt.to_json(), layout.value])
     digest = hashlib.sha256((open_checkpoint(checkpoint).fingerprint() + options).encode()).hexdigest()
-    return _cache_root() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
-
-
-def _cache_root() -> Path:
-    if own := os.environ.get("MOESPEQ_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "moespeq"
+    return cache_folder() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
 
 
 def _last_part(name: str) -> str:

@@ -77,7 +77,7 @@ def replay(
     for recorded in trace.rounds:
         kind = PassKind.DRAFT_VERIFY if recorded.draft else PassKind.PLAIN
         residency.begin_pass(kind, num_draft_steps=len(recorded.draft))
-        _draft(recorded, residency, clock, num_layers=trace.num_layers)
+        _draft(recorded, residency, clock)
         _verify(recorded, residency, clock)
         residency.end_pass(recorded.committed)
     seconds = clock.now_s()
@@ -87,14 +87,11 @@ def replay(
     return ReplayResult(committed, seconds, mover.busy_s, residency.counters())
 
 
-def _draft(recorded: RoundTrace, residency: Residency, clock: VirtualClock, *, num_layers: int) -> None:
-    """A step's routes are known when it ends, as with one CUDA graph a step; the link is fed meanwhile."""
-    for step, routes in enumerate(recorded.draft):
-        for _ in range(num_layers):
-            clock.advance(recorded.draft_step_s / num_layers)
-            residency.pump()
-        for layer, experts in enumerate(routes):
-            residency.predict(step, layer, experts, [1.0] * len(experts))
+def _draft(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> None:
+    """A step's routes are known, and the link is fed, when it ends, as with one CUDA graph a step."""
+    for routes in recorded.draft:
+        clock.advance(recorded.draft_step_s)
+        residency.predict(routes)
         residency.pump()
 
 
@@ -102,5 +99,5 @@ def _verify(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> 
     """A layer's time is shared among its experts; a wave computes while the rest of the layer arrives."""
     for layer, experts in enumerate(recorded.true):
         for wave in residency.acquire(layer, experts):
+            residency.pump()
             clock.advance(recorded.verify_layer_s * len(wave) / len(experts))
-        residency.pump()

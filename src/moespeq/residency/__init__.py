@@ -3,7 +3,7 @@
 from moespeq.residency.counters import ResidencyCounters
 from moespeq.residency.governor import AmortizingDepth, FixedDepth, Governor, GovernorOptions
 from moespeq.residency.manager import Residency
-from moespeq.residency.passes import Eviction, Lease, PassKind, ResidencyOptions
+from moespeq.residency.passes import Eviction, PassKind, ResidencyOptions, Wave
 
 __all__ = [
     "AmortizingDepth",
@@ -11,9 +11,9 @@ __all__ = [
     "FixedDepth",
     "Governor",
     "GovernorOptions",
-    "Lease",
     "PassKind",
     "Residency",
     "ResidencyCounters",
     "ResidencyOptions",
+    "Wave",
 ]

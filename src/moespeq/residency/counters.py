@@ -15,13 +15,15 @@ class ResidencyCounters:
     """Hits, late and misses count distinct experts a layer; bytes count when they have arrived.
 
     `wasted_bytes` arrived and were evicted before their first use. `stall_s` is time the caller's thread was
-    blocked on the link with nothing ready to compute. `failed` fetches delivered nothing.
+    blocked on the link with nothing ready to compute. `failed` fetches delivered nothing; those `taken_back` were
+    cancelled before they began, to go out again as demand or because nobody needs them any more.
     """
 
     hits: int = 0
     late: int = 0
     misses: int = 0
     failed: int = 0
+    taken_back: int = 0
     bytes_by_cause: Mapping[Cause, int] = field(default_factory=dict)
     used_bytes: int = 0
     wasted_bytes: int = 0
@@ -40,6 +42,7 @@ class ResidencyCounters:
             late=self.late - earlier.late,
             misses=self.misses - earlier.misses,
             failed=self.failed - earlier.failed,
+            taken_back=self.taken_back - earlier.taken_back,
             bytes_by_cause={cause: num_bytes for cause, num_bytes in moved.items() if num_bytes},
             used_bytes=self.used_bytes - earlier.used_bytes,
             wasted_bytes=self.wasted_bytes - earlier.wasted_bytes,

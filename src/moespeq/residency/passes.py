@@ -1,13 +1,12 @@
-"""The values that pass between the engine and residency: kinds of pass, options, leases."""
+"""The values that pass between the engine and residency: kinds of pass, options, waves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from moespeq.types import ExpertKey
-
-__all__ = ["Eviction", "Lease", "PassKind", "ResidencyOptions"]
+__all__ = ["Eviction", "PassKind", "ResidencyOptions", "Wave"]
 
 
 class PassKind(Enum):
@@ -31,16 +30,25 @@ class Eviction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
-    """`link_depth`: speculative fetches in flight at once, enough to keep the link busy between two pumps."""
+    """`link_depth`: guesses are submitted while fewer fetches than this are under way.
+
+    It should be what the link moves between two pumps, plus what it begins at once: with less the link runs dry. More
+    delays no demand and moves nothing stale, since what has not begun is overtaken and taken back; but each fetch
+    under way holds a slot, so more than a tenth of the slots costs hits.
+    """
 
     prefetch: bool = True
-    link_depth: int = 2
+    link_depth: int = 4
     eviction: Eviction = Eviction.NEXT_USE
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """The complete record `key` lies in `slot`, and stays there until its wave is given back."""
+class Wave:
+    """Leases of one layer: the complete record of `experts[i]` lies in `slots[i]` until the wave is given back."""
 
-    key: ExpertKey
-    slot: int
+    layer: int
+    experts: Sequence[int]
+    slots: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.experts)

@@ -1,164 +1,117 @@
 """The device slots as a state machine: which record each one holds, and who may not lose it.
 
-    free --reserve--> in flight --complete--> resident --evict--> free
-                      in flight --abandon---> free
+    free --reserve--> submitted --complete--> resident --evict--> free
+                      submitted --abandon---> free                      (it failed, or was taken back before it began)
 
-Owns states, pins and the accounting of bytes; does not choose victims (eviction.py) and moves nothing (the
-Mover does). Experts never change, so evicting is forgetting. Every byte that arrived is used, wasted (evicted
-before its first use) or still waiting in its slot; `check` proves that sum.
+Owns states, pins and the accounting of bytes; does not choose victims (eviction.py) and moves nothing (the Mover does).
+A record is a number here and in all of residency: layer * num_experts + expert, the row of its base in the bank. Only a
+Fetch carries the ExpertKey. A state is membership: what is in `resident`, in `submitted`, or neither, so that a layer's
+experts are classified by set arithmetic. Experts never change, so evicting is forgetting. Every byte that arrived is
+used, wasted (evicted before its first use) or still waiting in its slot; `check` proves that sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Sequence
 
-from moespeq.types import ExpertKey
+from moespeq.types import Cause, ExpertKey, Fetch
 
-__all__ = ["SlotCache", "SlotState"]
-
-
-class SlotState(Enum):
-    """What a slot holds. A slot in flight belongs to the mover."""
-
-    FREE = "free"
-    IN_FLIGHT = "in flight"
-    RESIDENT = "resident"
-
-
-@dataclass(slots=True)
-class _Slot:
-    state: SlotState = SlotState.FREE
-    key: ExpertKey | None = None
-    num_bytes: int = 0
-    pins: int = 0
-    is_used: bool = False
+__all__ = ["SlotCache"]
 
 
 class SlotCache:
-    """`num_slots` slots; one method a transition, asserts say when it is legal. Not thread-safe: one owner
-    thread.
+    """`num_slots` slots; one method a transition, asserts say when it is legal. One owner thread.
+
+    For others to read only: `resident`, record -> slot, complete; `submitted`, record -> its fetch, queued or in
+    flight, whose slot is the mover's; `pinned`, resident records under a lease; `unused`, resident records that no
+    pass has used yet; `record_bytes`, record -> the length of its record.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, record_bytes: Sequence[int], *, num_experts: int) -> None:
         assert num_slots > 0, num_slots
-        self._slots = [_Slot() for _ in range(num_slots)]
-        self._slot_of: dict[ExpertKey, int] = {}
-        self._free = list(range(num_slots - 1, -1, -1))
-        self.num_in_flight = 0
+        self.resident: dict[int, int] = {}
+        self.submitted: dict[int, Fetch] = {}
+        self.pinned: set[int] = set()
+        self.unused: set[int] = set()
+        self.num_slots = num_slots
         self.fetched_bytes = 0
         self.used_bytes = 0
         self.wasted_bytes = 0
-
-    @property
-    def num_slots(self) -> int:
-        """Room, in records."""
-        return len(self._slots)
+        self.record_bytes = record_bytes
+        self.num_experts = num_experts
+        self._free = list(range(num_slots - 1, -1, -1))
 
     @property
     def unused_bytes(self) -> int:
         """Bytes that arrived, were never used, and are still resident."""
-        return sum(slot.num_bytes for slot in self._slots if slot.state is SlotState.RESIDENT and not slot.is_used)
+        return sum(self.record_bytes[record] for record in self.unused)
 
-    @property
-    def slot_of(self) -> Mapping[ExpertKey, int]:
-        """Resident and in-flight records -> their slots: what must not be fetched again. A live view."""
-        return self._slot_of
+    def holds(self, record: int) -> bool:
+        """Whether the record is resident or on its way: what must not be fetched again."""
+        return record in self.resident or record in self.submitted
 
-    def is_resident(self, key: ExpertKey) -> bool:
-        """Whether the complete record is in its slot."""
-        slot = self._slot_of.get(key)
-        return slot is not None and self._slots[slot].state is SlotState.RESIDENT
-
-    def is_evictable(self, key: ExpertKey) -> bool:
+    def is_evictable(self, record: int) -> bool:
         """Whether the record is resident and nobody holds a lease on it."""
-        slot = self._slot_of.get(key)
-        return slot is not None and self._slots[slot].state is SlotState.RESIDENT and self._slots[slot].pins == 0
+        return record in self.resident and record not in self.pinned
 
     def has_free(self) -> bool:
         """Whether a record can come in without an eviction."""
         return bool(self._free)
 
-    def resident(self) -> Iterator[ExpertKey]:
-        """Every resident record, in slot order."""
-        for slot in self._slots:
-            if slot.state is SlotState.RESIDENT:
-                assert slot.key is not None
-                yield slot.key
-
-    def reserve(self, key: ExpertKey, num_bytes: int) -> int:
-        """A fetch is about to be submitted: give it a free slot."""
-        assert key not in self._slot_of, f"{key} is already in the cache"
+    def reserve(self, record: int, cause: Cause) -> Fetch:
+        """Give the record a free slot; the fetch is to be submitted."""
+        assert not self.holds(record), f"record {record} is already in the cache"
         assert self._free, "no free slot: evict first"
-        index = self._free.pop()
-        slot = self._slots[index]
-        slot.state, slot.key, slot.num_bytes, slot.is_used = SlotState.IN_FLIGHT, key, num_bytes, False
-        self._slot_of[key] = index
-        self.num_in_flight += 1
-        return index
+        key = ExpertKey(*divmod(record, self.num_experts))
+        fetch = self.submitted[record] = Fetch(key, self._free.pop(), self.record_bytes[record], cause)
+        return fetch
 
-    def complete(self, key: ExpertKey) -> None:
+    def complete(self, record: int) -> None:
         """The record arrived whole."""
-        slot = self._in_flight(key)
-        slot.state = SlotState.RESIDENT
-        self.num_in_flight -= 1
-        self.fetched_bytes += slot.num_bytes
+        fetch = self._land(record)
+        self.resident[record] = fetch.slot
+        self.unused.add(record)
+        self.fetched_bytes += fetch.num_bytes
 
-    def abandon(self, key: ExpertKey) -> None:
-        """The fetch failed or was cancelled: nothing arrived, the slot is free."""
-        slot = self._in_flight(key)
-        self.num_in_flight -= 1
-        self._release(slot, key)
+    def abandon(self, record: int) -> None:
+        """The fetch failed or never began: nothing arrived, the slot is free."""
+        self._free.append(self._land(record).slot)
 
-    def evict(self, key: ExpertKey) -> None:
+    def evict(self, record: int) -> None:
         """Forget a resident record that nobody holds."""
-        slot = self._resident(key)
-        assert slot.pins == 0, f"{key} is pinned"
-        if not slot.is_used:
-            self.wasted_bytes += slot.num_bytes
-        self._release(slot, key)
+        assert record in self.resident, f"record {record} is not resident"
+        assert record not in self.pinned, f"record {record} is pinned"
+        self._free.append(self.resident.pop(record))
+        if record in self.unused:
+            self.unused.remove(record)
+            self.wasted_bytes += self.record_bytes[record]
 
-    def pin(self, key: ExpertKey) -> int:
-        """Lease a resident record: it is used, and stays until unpinned as often. Returns its slot."""
-        slot = self._resident(key)
-        slot.pins += 1
-        if not slot.is_used:
-            slot.is_used = True
-            self.used_bytes += slot.num_bytes
-        return self._slot_of[key]
+    def pin(self, records: Collection[int]) -> None:
+        """Lease resident records: they are used, and stay until unpinned. A record has one lease at a time."""
+        assert self.resident.keys() >= set(records), "pinned, but not resident"
+        assert self.pinned.isdisjoint(records), "pinned twice"
+        self.pinned.update(records)
+        for record in self.unused.intersection(records):
+            self.unused.remove(record)
+            self.used_bytes += self.record_bytes[record]
 
-    def unpin(self, key: ExpertKey) -> None:
-        """Give one lease back."""
-        slot = self._resident(key)
-        assert slot.pins > 0, f"{key} is not pinned"
-        slot.pins -= 1
+    def unpin(self, records: Collection[int]) -> None:
+        """Give their leases back."""
+        assert self.pinned.issuperset(records), "unpinned, but not pinned"
+        self.pinned.difference_update(records)
 
     def check(self) -> None:
-        """Assert that states, index, free list and the sum of bytes agree."""
-        held = {slot.key: index for index, slot in enumerate(self._slots) if slot.key is not None}
-        assert held == self._slot_of, "the index and the slots disagree"
-        free = {index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE}
-        assert sorted(self._free) == sorted(free), "the free list is wrong"
-        assert all((slot.key is None) == (slot.state is SlotState.FREE) for slot in self._slots)
-        assert all(slot.pins == 0 or slot.state is SlotState.RESIDENT for slot in self._slots), "pinned, not resident"
-        in_flight = sum(slot.state is SlotState.IN_FLIGHT for slot in self._slots)
-        assert in_flight == self.num_in_flight, "the number in flight is wrong"
+        """Assert that states, free list and the sum of bytes agree."""
+        assert self.resident.keys().isdisjoint(self.submitted), "resident and submitted"
+        slots = [*self._free, *self.resident.values(), *(fetch.slot for fetch in self.submitted.values())]
+        assert sorted(slots) == list(range(self.num_slots)), "a slot is lost or held twice"
+        assert self.resident.keys() >= self.pinned, "pinned, but not resident"
+        assert self.resident.keys() >= self.unused, "unused, but not resident"
         accounted_bytes = self.used_bytes + self.wasted_bytes + self.unused_bytes
         assert self.fetched_bytes == accounted_bytes, (
             f"{self.fetched_bytes} bytes came, {accounted_bytes} accounted for"
         )
 
-    def _in_flight(self, key: ExpertKey) -> _Slot:
-        slot = self._slots[self._slot_of[key]]
-        assert slot.state is SlotState.IN_FLIGHT, f"{key} is {slot.state.value}, not in flight"
-        return slot
-
-    def _resident(self, key: ExpertKey) -> _Slot:
-        slot = self._slots[self._slot_of[key]]
-        assert slot.state is SlotState.RESIDENT, f"{key} is {slot.state.value}, not resident"
-        return slot
-
-    def _release(self, slot: _Slot, key: ExpertKey) -> None:
-        self._free.append(self._slot_of.pop(key))
-        slot.state, slot.key, slot.num_bytes, slot.is_used = SlotState.FREE, None, 0, False
+    def _land(self, record: int) -> Fetch:
+        assert record in self.submitted, f"record {record} is not submitted"
+        return self.submitted.pop(record)

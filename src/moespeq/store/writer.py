@@ -102,10 +102,14 @@ class StoreWriter:
         """Records appended so far, durable or not: the next one is for the expert of this position."""
         return self._num_records
 
-    def append(self, base: memoryview, record: memoryview) -> None:
-        """Append the next expert's base and record. Not durable before `commit`."""
-        base_span = self._place(_BASE, base, self._base_end)
-        record_span = self._place(_EXPERTS, record, self._experts_end)
+    def append(self, base: memoryview, record: memoryview, *, crc32s: tuple[int, int] | None = None) -> None:
+        """Append the next expert's base and record. Not durable before `commit`.
+
+        crc32s: their checksums, where the caller has them from threads of its own.
+        """
+        base_crc32, record_crc32 = crc32s or (zlib.crc32(base), zlib.crc32(record))
+        base_span = self._place(_BASE, base, self._base_end, base_crc32)
+        record_span = self._place(_EXPERTS, record, self._experts_end, record_crc32)
         with self._writing():
             _write_all(self._fds[_RECORDS], RecordRow(base_span, record_span).to_bytes())
         self._base_end, self._experts_end = base_span.end, record_span.end
@@ -193,12 +197,12 @@ class StoreWriter:
         if "journal" in names and names <= {"journal", "lock"}:
             shutil.rmtree(self._partial, ignore_errors=True)
 
-    def _place(self, name: str, data: memoryview, end: int) -> Span:
+    def _place(self, name: str, data: memoryview, end: int, crc32: int) -> Span:
         offset = start_of_record(end, len(data))
         with self._writing():
             os.ftruncate(self._fds[name], offset)
             _write_all(self._fds[name], data)
-        return Span(offset, len(data), zlib.crc32(data))
+        return Span(offset, len(data), crc32)
 
     def _take_back_damaged(self) -> None:
         """Build again what is not what the journal says."""

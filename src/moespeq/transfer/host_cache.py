@@ -1,9 +1,7 @@
 """Host memory as a cache in front of the disk: a RecordSource before another one.
 
 Owns copies of records up to an exact byte budget. A record gets in while there is room, and later only in
-place of records read less often; never by recency, because a pass scans the layers in a cycle and the least
-recent record is the next one needed. Counts are halved now and then so that yesterday's favourites can lose
-their place.
+place of records read less often (`ReadCounts`).
 
 Thread safety. One lock guards the tables; disk reads and copies run outside it. A stored record is immutable,
 so a reader that found one may copy it after another thread evicted it. While a record is being read, others
@@ -13,16 +11,14 @@ time.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from dataclasses import dataclass
 
 from moespeq.ports import RecordSource
+from moespeq.transfer.read_counts import ReadCounts
 from moespeq.types import ExpertKey
 
 __all__ = ["HostCache", "HostCacheCounters"]
-
-_READS_PER_RECORD_BEFORE_AGING = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,7 @@ class HostCache:
         self._loading: set[ExpertKey] = set()
         self._held: dict[ExpertKey, bytes] = {}
         self._held_bytes = 0
-        self._coldest: list[tuple[int, ExpertKey]] = []
-        self._num_reads: dict[ExpertKey, int] = {}
-        self._reads_since_aging = 0
+        self._counts = ReadCounts()
         self._hits = self._disk_reads = self._disk_bytes = 0
 
     def num_bytes(self, key: ExpertKey) -> int:
@@ -80,7 +74,7 @@ class HostCache:
         with self._load_ended:
             while key in self._loading:
                 self._load_ended.wait()
-            self._count_read(key)
+            self._counts.count(key)
             data = self._held.get(key)
             if data is None:
                 self._loading.add(key)
@@ -100,39 +94,18 @@ class HostCache:
         data = bytes(buffer[:num_bytes])
         with self._load_ended:
             self._held[key] = data
-            heapq.heappush(self._coldest, (self._num_reads[key], key))
+            self._counts.hold(key)
 
     def _make_room(self, key: ExpertKey, num_bytes: int) -> bool:
         """Evict records read less often than `key` until it fits; evicts nothing when that is not enough."""
-        victims: list[tuple[int, ExpertKey]] = []
         missing_bytes = self._held_bytes + num_bytes - self._budget_bytes
-        while missing_bytes > 0 and (coldest := self._pop_coldest()) is not None:
-            victims.append(coldest)
-            if coldest[0] >= self._num_reads[key]:
-                break
-            missing_bytes -= len(self._held[coldest[1]])
-        is_enough = missing_bytes <= 0
-        for num_reads, victim in victims:
-            if is_enough:
-                self._held_bytes -= len(self._held.pop(victim))
-            else:
-                heapq.heappush(self._coldest, (num_reads, victim))
-        return is_enough
 
-    def _pop_coldest(self) -> tuple[int, ExpertKey] | None:
-        """Take the least read record off the heap, whose counts may be older than the table's."""
-        while self._coldest:
-            num_reads, key = heapq.heappop(self._coldest)
-            if num_reads == self._num_reads[key]:
-                return num_reads, key
-            heapq.heappush(self._coldest, (self._num_reads[key], key))
-        return None
+        def is_enough(victims: list[ExpertKey]) -> bool:
+            return sum(len(self._held[victim]) for victim in victims) >= missing_bytes
 
-    def _count_read(self, key: ExpertKey) -> None:
-        self._num_reads[key] = self._num_reads.get(key, 0) + 1
-        self._reads_since_aging += 1
-        if self._reads_since_aging >= _READS_PER_RECORD_BEFORE_AGING * len(self._num_reads):
-            self._reads_since_aging = 0
-            self._num_reads = {each: num_reads // 2 for each, num_reads in self._num_reads.items()}
-            self._coldest = [(self._num_reads[each], each) for each in self._held]
-            heapq.heapify(self._coldest)
+        victims = self._counts.give_up_for(key, is_enough, can_go=lambda _: True)
+        if victims is None:
+            return False
+        for victim in victims:
+            self._held_bytes -= len(self._held.pop(victim))
+        return True

@@ -18,37 +18,45 @@ __all__ = ["PacedSource"]
 
 
 class PacedSource:
-    """`source` at no more than `bytes_per_s` over all threads together."""
+    """`source` at no more than `bytes_per_s` over all threads together; None is as fast as it goes."""
 
     def __init__(
         self,
         source: RecordSource,
         *,
-        bytes_per_s: float,
+        bytes_per_s: float | None,
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        assert bytes_per_s > 0, bytes_per_s
         self._source = source
-        self._bytes_per_s = bytes_per_s
+        self.pace(bytes_per_s)
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._free_at_s = clock.now_s()
 
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Go on at this bandwidth, from the next read on."""
+        assert bytes_per_s is None or bytes_per_s > 0, bytes_per_s
+        self._bytes_per_s = bytes_per_s
+
     def num_bytes(self, key: ExpertKey) -> int:
         return self._source.num_bytes(key)
 
     def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
-        end_s = self._reserve(self._source.num_bytes(key))
+        bytes_per_s = self._bytes_per_s
+        if bytes_per_s is None:
+            self._source.read_into(key, buffer)
+            return
+        end_s = self._reserve(self._source.num_bytes(key) / bytes_per_s)
         self._source.read_into(key, buffer)
         remaining_s = end_s - self._clock.now_s()
         if remaining_s > 0:
             self._sleep(remaining_s)
 
-    def _reserve(self, num_bytes: int) -> float:
+    def _reserve(self, seconds: float) -> float:
         """Take the next interval of the link; returns its end."""
         with self._lock:
             begin_s = max(self._free_at_s, self._clock.now_s())
-            self._free_at_s = begin_s + num_bytes / self._bytes_per_s
+            self._free_at_s = begin_s + seconds
             return self._free_at_s

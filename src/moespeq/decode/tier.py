@@ -1,0 +1,103 @@
+"""What every device tier is made of, and what CPU and CUDA make in the same way.
+
+A tier is where experts are computed and what feeds it: a runner over a model, slots with a policy, and a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from moespeq.config import LoadOptions
+from moespeq.model.runner import Runner
+from moespeq.plan import MemoryPlan
+from moespeq.residency import (
+    AmortizingDepth,
+    Eviction,
+    FixedDepth,
+    Governor,
+    GovernorOptions,
+    Residency,
+    ResidencyOptions,
+)
+from moespeq.store import Store
+from moespeq.transfer import Move
+from moespeq.types import ExpertKey
+
+__all__ = ["Tier", "dense_tensors", "governor_for", "load_base_records", "residency_options"]
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NUM_LOADERS = 4  # checking a record takes a core; more threads than a disk needs gain nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`facts`: how passes run, for people ("draft": "one CUDA graph a step"). close: releases threads and memory.
+
+    pace: slows the link to bytes a second, None lets it go; take_moves: when it moved, since the last call.
+    """
+
+    plan: MemoryPlan
+    runner: Runner
+    residency: Residency
+    link_depth: int
+    pace: Callable[[float | None], None]
+    take_moves: Callable[[], Sequence[Move]]
+    close: Callable[[], None]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
+    """Every dense tensor under its source name, in memory of its own."""
+    return {
+        entry.name: torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
+        for entry, data in store.dense_tensors()
+        if entry.dtype in _DTYPES
+    }
+
+
+def load_base_records(store: Store, records: torch.Tensor) -> None:
+    """Fill `records`, uint8 [L * E, base bytes], on whatever device, a layer at a time through host memory."""
+    manifest = store.manifest
+
+    def load(layer: int) -> None:
+        staging = torch.empty(manifest.num_experts, records.shape[1], dtype=torch.uint8)
+        for expert, row in enumerate(staging):
+            store.read_base_into(ExpertKey(layer, expert), memoryview(row.numpy()), verify=True)
+        first = layer * manifest.num_experts
+        records[first : first + manifest.num_experts].copy_(staging)
+
+    with ThreadPoolExecutor(_NUM_LOADERS) as pool:
+        list(pool.map(load, range(manifest.num_layers)))
+
+
+def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOptions:
+    is_on_demand = options.mode == "on_demand"
+    is_lru = options.eviction == "lru" or (options.eviction == "auto" and is_on_demand)
+    return ResidencyOptions(
+        prefetch=options.prefetch and not is_on_demand,
+        link_depth=link_depth,
+        eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
+    )
+
+
+def governor_for(options: LoadOptions) -> Governor:
+    if options.mode == "on_demand":
+        return FixedDepth(0)
+    if options.k == "auto":
+        return AmortizingDepth(GovernorOptions(k_max=options.row_bucket - 1))
+    return FixedDepth(options.k)

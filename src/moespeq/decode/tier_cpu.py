@@ -1,0 +1,100 @@
+"""The tier of a machine without a GPU: the device is host memory, the link is the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from moespeq.config import LoadOptions
+from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
+from moespeq.errors import UsageError
+from moespeq.model.experts import DraftExperts, TargetExperts
+from moespeq.model.loading import load_config, load_without_experts
+from moespeq.model.row_probe import rows_agree
+from moespeq.model.runner import ROW_TILE, EagerRunner
+from moespeq.model.weights import BaseBank, ExpertWeights
+from moespeq.plan import MemoryPlan
+from moespeq.ports import Clock, RecordSource
+from moespeq.residency import Residency
+from moespeq.store import DiskSource, Store
+from moespeq.transfer import HostCache, PacedSource, SlotArena, ThreadMover
+
+__all__ = ["cpu_tier"]
+
+
+def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: Clock) -> Tier:
+    """Load the dense model and the base, and open the link. Raises UsageError, BudgetError or StoreError."""
+    manifest, config = store.manifest, load_config(store.model_folder)
+    torch.set_num_threads(plan.threads)
+    model = load_without_experts(config, dense_tensors(store), dtype)
+    plan = _check_threads(model, manifest.shapes, options, plan)
+    arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
+    disk = PacedSource(DiskSource(store, verify=True), bytes_per_s=options.link_bytes_per_s, clock=clock)
+    source: RecordSource = HostCache(disk, budget_bytes=plan.host_bytes) if plan.host_bytes else disk
+    mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
+    link_depth = 2 * options.link_threads
+    residency = Residency(
+        mover,
+        clock,
+        num_slots=plan.num_slots,
+        num_layers=manifest.num_layers,
+        num_experts=manifest.num_experts,
+        num_bytes=source.num_bytes,
+        options=residency_options(options, link_depth=link_depth),
+    )
+    weights = ExpertWeights(
+        slots=torch.frombuffer(arena.memory(), dtype=torch.uint8).view(plan.num_slots, -1),
+        layouts=manifest.layouts,
+        shapes=manifest.shapes,
+        fmt=manifest.base_format,
+        bank=None if options.mode == "on_demand" else _load_bank(store),
+    )
+    runner = EagerRunner(
+        model,
+        context_tok=plan.context_tok,
+        rows=options.row_bucket,
+        draft=DraftExperts(weights),
+        target=TargetExperts(weights, residency),
+    )
+    return Tier(
+        plan=plan,
+        runner=runner,
+        residency=residency,
+        link_depth=link_depth,
+        pace=disk.pace,
+        take_moves=tuple,
+        close=mover.close,
+        facts=dict.fromkeys(("draft", "verify", "prefill"), "eager: this is a CPU"),
+    )
+
+
+def _load_bank(store: Store) -> BaseBank:
+    """All base records in one allocation."""
+    manifest = store.manifest
+    keys = list(store.keys())
+    records = torch.empty(len(keys), store.base_bytes(keys[0]), dtype=torch.uint8)
+    load_base_records(store, records)
+    return BaseBank(records, manifest.num_experts, manifest.shapes, manifest.base_format)
+
+
+def _check_threads(
+    model: nn.Module, shapes: Sequence[tuple[int, int]], options: LoadOptions, plan: MemoryPlan
+) -> MemoryPlan:
+    """Keep the planned threads only where a row's bits do not depend on its place.
+
+    Raises UsageError where they do and the threads were asked for: an explicit option is never overruled in silence.
+    """
+    is_one_row = options.row_bucket == 1  # which has no other place to stand in
+    if plan.threads == 1 or is_one_row or rows_agree(model, shapes, rows=options.row_bucket, row_tile=ROW_TILE):
+        return plan
+    if options.threads is not None:
+        raise UsageError(
+            f"With {options.threads} threads this CPU rounds a row by its place in a pass, "
+            f"so a text would depend on k; use threads=1."
+        )
+    torch.set_num_threads(1)
+    reason = f"1: with {plan.threads} threads this CPU rounds a row by its place in a pass"
+    return replace(plan, threads=1, reasons={**plan.reasons, "threads": reason})

@@ -1,0 +1,205 @@
+"""The tier of a CUDA device: slots and base bank in its memory, records in pinned host memory, passes as graphs.
+
+Order of loading: dense weights and the base first, since no token comes without them; then the host arena fills in the
+background while the layers are compiled, and the first prompt takes what is not there yet straight from the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from moespeq.config import LoadOptions
+from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
+from moespeq.hardware.gpu import require_gpu
+from moespeq.kernels.activations import FUSED_ACTIVATIONS
+from moespeq.kernels.decode import decode_expert
+from moespeq.kernels.draft import draft_experts
+from moespeq.kernels.geometry import ExpertGeometry
+from moespeq.model.experts import DraftExperts, TargetExperts, math_of
+from moespeq.model.graphs import operators
+from moespeq.model.graphs.capture import GraphPool
+from moespeq.model.graphs.runner import GraphRunner
+from moespeq.model.graphs.suitable import activation_of, why_not_graphs
+from moespeq.model.graphs.wave_products import DeviceExperts, WaveProducts
+from moespeq.model.loading import load_config, load_without_experts
+from moespeq.model.quantizer import experts_modules
+from moespeq.model.runner import EagerRunner, Runner
+from moespeq.model.weights import BaseBank, ExpertWeights
+from moespeq.nested import Layout
+from moespeq.plan import MemoryPlan
+from moespeq.ports import Clock, RecordSource
+from moespeq.residency import Residency
+from moespeq.store import DiskSource, Store
+from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource
+
+__all__ = ["cuda_tier"]
+
+_PUMP_INTERVAL_S = 2.5e-3  # a draft step
+_FASTEST_LINK_BYTES_PER_S = 55e9  # PCIe 5; a slower one only has its queue a little deeper than it needs
+_LINK_SLOT_SHARE = 10  # the queue takes at most one slot in so many
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Device memory of the experts, and how their records lie in it."""
+
+    slots: torch.Tensor  # uint8 [S, stride]
+    bank: torch.Tensor | None  # uint8 [L * E, base bytes]
+    layouts: Sequence[Layout]
+    geometry: ExpertGeometry
+
+
+def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
+    """Load everything onto the GPU. Raises UsageError, BudgetError, StorageError or StoreError."""
+    gpu, manifest = require_gpu(), store.manifest
+    model = load_without_experts(load_config(store.model_folder), dense_tensors(store), device="cuda")
+    memory = _allocate(store, options, plan)
+    records = HostRecords(
+        _source(store, options),
+        list(store.keys()),
+        budget_bytes=plan.host_bytes,
+        pinning=CudaPinning(),
+        warn=partial(warnings.warn, stacklevel=2),
+        numa_node=gpu.numa_node,
+    )
+    records.start_filling()
+    mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
+
+    def close() -> None:
+        mover.close()
+        records.close()
+
+    link_depth = _link_depth(plan)
+    try:
+        residency = Residency(
+            mover,
+            clock,
+            num_slots=plan.num_slots,
+            num_layers=manifest.num_layers,
+            num_experts=manifest.num_experts,
+            num_bytes=records.num_bytes,
+            options=residency_options(options, link_depth=link_depth),
+        )
+        runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
+    except BaseException:
+        close()
+        raise
+    return Tier(
+        plan=plan,
+        runner=runner,
+        residency=residency,
+        link_depth=link_depth,
+        pace=mover.pace,
+        take_moves=mover.take_moves,
+        close=close,
+        facts=facts,
+    )
+
+
+def _link_depth(plan: MemoryPlan) -> int:
+    """Guesses in the link's queue: what it moves between two pumps and two more, where slots allow."""
+    moved = math.ceil(_PUMP_INTERVAL_S * _FASTEST_LINK_BYTES_PER_S / plan.slot_bytes)
+    return max(1, min(moved + 2, plan.num_slots // _LINK_SLOT_SHARE))
+
+
+def _source(store: Store, options: LoadOptions) -> RecordSource:
+    if options.records == "plain":
+        return PlainSource(store, store.manifest.shapes, store.manifest.base_format, device="cuda")
+    return DiskSource(store, verify=True)
+
+
+def _allocate(store: Store, options: LoadOptions, plan: MemoryPlan) -> _Memory:
+    manifest = store.manifest
+    slots = torch.zeros(plan.num_slots, plan.slot_bytes, dtype=torch.uint8, device="cuda")
+    bank = None
+    if options.mode != "on_demand":
+        num_records = manifest.num_layers * manifest.num_experts
+        bank = torch.empty(num_records, store.base_bytes(next(store.keys())), dtype=torch.uint8, device="cuda")
+        load_base_records(store, bank)
+    layouts = [Layout.PLAIN] * manifest.num_layers if options.records == "plain" else manifest.layouts
+    up, down = manifest.shapes
+    return _Memory(slots, bank, layouts, ExpertGeometry((up, down), manifest.base_format))
+
+
+def _runner(
+    store: Store,
+    options: LoadOptions,
+    plan: MemoryPlan,
+    model: PreTrainedModel,
+    memory: _Memory,
+    residency: Residency,
+    release: Callable[[Sequence[int]], None],
+) -> tuple[Runner, Mapping[str, str]]:
+    """Graphs where the model allows them, else passes as torch runs them."""
+    manifest = store.manifest
+    bank = memory.bank
+    weights = ExpertWeights(
+        slots=memory.slots,
+        layouts=memory.layouts,
+        shapes=manifest.shapes,
+        fmt=manifest.base_format,
+        bank=None if bank is None else BaseBank(bank, manifest.num_experts, manifest.shapes, manifest.base_format),
+        decode=partial(_decode, memory.geometry),
+    )
+    target = TargetExperts(weights, residency, release)
+    reason = why_not_graphs(model, FUSED_ACTIVATIONS)
+    if reason is not None:
+        draft = DraftExperts(weights)
+        eager = EagerRunner(model, context_tok=plan.context_tok, rows=options.row_bucket, draft=draft, target=target)
+        return eager, {"draft": f"eager: {reason}", "verify": f"eager: {reason}"}
+    operators.register()
+    model.set_attn_implementation(operators.NAME)
+    model.set_experts_implementation(operators.NAME)
+    pool = GraphPool(model.device)
+    products = WaveProducts(
+        DeviceExperts(memory.slots, bank, memory.geometry, memory.layouts, manifest.num_experts, activation_of(model)),
+        residency,
+        pool,
+        rows=options.row_bucket,
+        top_k=manifest.top_k,
+        release=release,
+    )
+    runner = GraphRunner(
+        model,
+        pool,
+        context_tok=plan.context_tok,
+        rows=options.row_bucket,
+        num_layers=manifest.num_layers,
+        top_k=manifest.top_k,
+        draft=None if bank is None else _draft_layer(memory, bank, manifest.num_experts, activation_of(model)),
+        target=target,
+        maths=[math_of(module) for _, module in experts_modules(model)],
+        products=products,
+    )
+    runner.warm_up()
+    return runner, runner.facts
+
+
+def _draft_layer(
+    memory: _Memory, bank: torch.Tensor, num_experts: int, activation: str
+) -> Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def experts(layer: int, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return draft_experts(
+            hidden,
+            routes,
+            weights,
+            bank,
+            first_row=layer * num_experts,
+            geometry=memory.geometry,
+            activation=activation,
+        )
+
+    return experts
+
+
+def _decode(
+    geometry: ExpertGeometry, record: torch.Tensor, base: torch.Tensor, layout: Layout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return decode_expert(record, base, geometry=geometry, layout=layout)

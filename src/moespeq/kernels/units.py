@@ -1,0 +1,81 @@
+"""Units: 32 codes of a row at once, four words of eight codes, under one scale and one zero code.
+
+Shapes: units [BU, 1] counted along the row, rows [1, BN]; every load is one value, or one vector, for each [BU, BN]. Units come
+first because the compiler lays threads along the first of two axes that are alike to it, and neighbours in a row are
+neighbours in memory. Asks for rows that are whole units and groups that are too (`MatrixGeometry.has_units`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["join_words", "load_unit_scale", "load_unit_words", "load_unit_zero", "load_vector", "split4"]
+
+
+@triton.jit
+def load_unit_words(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four int32 [BU, BN]: the m.bits-wide codes 0..7, 8..15, 16..23, 24..31 of each unit, from bit 0 on."""
+    words = (base + m.codes_at).to(tl.pointer_type(tl.int32)) + rows * (m.code_row_bytes // 4) + units * m.bits
+    if m.bits == 4:
+        word0, word1, word2, word3 = split4(load_vector(words, inside, 4))
+    elif m.bits == 2:
+        word0, word2 = tl.split(load_vector(words, inside, 2))
+        word1 = (word0 >> 16) & 0xFFFF
+        word3 = (word2 >> 16) & 0xFFFF
+    else:
+        word0 = tl.load(words, mask=inside, other=0)
+        second = tl.load(words + 1, mask=inside, other=0)
+        third = tl.load(words + 2, mask=inside, other=0)
+        word1 = (word0 >> 24) & 0xFF | second << 8
+        word2 = (second >> 16) & 0xFFFF | third << 16
+        word3 = (third >> 8) & 0xFFFFFF
+    return word0, word1, word2, word3
+
+
+@triton.jit
+def load_unit_scale(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bits of each unit's scale, int32 [BU, BN]."""
+    scales = (base + m.scales_at).to(tl.pointer_type(tl.uint16))
+    return tl.load(scales + rows * m.num_groups + units * 32 // m.group, mask=inside, other=0).to(tl.int32)
+
+
+@triton.jit
+def load_unit_zero(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Each unit's zero code, int32 [BU, BN]."""
+    return tl.load(base + m.zeros_at + rows * m.num_groups + units * 32 // m.group, mask=inside, other=0).to(tl.int32)
+
+
+@triton.jit
+def load_vector(pointers, inside, length: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`length` consecutive values from each pointer [BU, BN]: [BU, BN, length]."""
+    return tl.load(pointers[:, :, None] + tl.arange(0, length)[None, None, :], mask=inside[:, :, None], other=0)
+
+
+@triton.jit
+def split4(values):  # type: ignore[no-untyped-def]
+    """[BU, BN, 4] -> four [BU, BN], in registers."""
+    low, high = tl.split(tl.reshape(values, (values.shape[0], values.shape[1], 2, 2)))  # last bit of the index 0, 1
+    value0, value2 = tl.split(low)
+    value1, value3 = tl.split(high)
+    return value0, value1, value2, value3
+
+
+@triton.jit
+def _join4(value0, value1, value2, value3):  # type: ignore[no-untyped-def]
+    """Four tensors [...] -> [..., 2, 2], in order."""
+    return tl.join(tl.join(value0, value2), tl.join(value1, value3))
+
+
+@triton.jit
+def join_words(words, BK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sixteen int32 [BU, BN], each two bf16, low half first -> bf16 [BN, BK = 32 BU], in registers."""
+    first = _join4(words[0], words[4], words[8], words[12])
+    second = _join4(words[1], words[5], words[9], words[13])
+    third = _join4(words[2], words[6], words[10], words[14])
+    fourth = _join4(words[3], words[7], words[11], words[15])
+    pairs = _join4(first, second, third, fourth)  # [BU, BN, 2, 2, 2, 2]
+    low = (pairs & 0xFFFF).to(tl.int16)
+    high = (pairs >> 16).to(tl.int16)
+    weights = tl.permute(tl.join(low, high), (1, 0, 2, 3, 4, 5, 6))
+    return tl.reshape(weights, (words[0].shape[1], BK)).to(tl.bfloat16, bitcast=True)

@@ -1,0 +1,53 @@
+"""Fewer launches: the decoder's modules rewritten and through torch.compile, once for each number of rows.
+
+Launches are the floor of a small pass: transformers' layers issue 41-55 kernels each. All layers share one compiled
+function, because what tells them apart (weights) are its arguments, and all operators are opaque to it.
+`deterministic` keeps the compiler from choosing a reduction by timing it: the same machine must give the same bits in
+every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from transformers import PreTrainedModel
+
+from moespeq.model.graphs import small_ops
+from moespeq.model.graphs.rewrite import rewrite
+from moespeq.model.runner import rope_switch_lengths
+
+__all__ = ["compile_layers", "eager_layers"]
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Mark layers, last norm and rotation to be compiled at their first call with a new number of rows."""
+    torch._inductor.config.deterministic = True
+    small_ops.register()
+    decoder = model.get_decoder()
+    for layer in decoder.layers:
+        layer.compile(backend=_rewrite_and_compile, fullgraph=True, dynamic=False)
+    if rope_switch_lengths(model.config.get_text_config()):
+        return  # such a rotation looks at the positions' values
+    for name in ("norm", "rotary_emb"):
+        if hasattr(decoder, name):
+            getattr(decoder, name).compile(backend=_rewrite_and_compile, dynamic=False)
+
+
+@contextmanager
+def eager_layers() -> Iterator[None]:
+    """Run compiled layers as they were written: a prefill has a new number of rows each time."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _rewrite_and_compile(module: GraphModule, inputs: Sequence[Tensor]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    rewrite(module.graph)
+    module.recompile()
+    return compile_fx(module, inputs)

@@ -1,0 +1,115 @@
+"""The Runner of a CUDA device: drafts and verifies by graphs, prefills eagerly, all over one static cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from moespeq.buckets import LengthBuckets
+from moespeq.kernels import ExpertMath
+from moespeq.model.experts import TargetExperts
+from moespeq.model.graphs.attention import KVStorage
+from moespeq.model.graphs.capture import GraphPool
+from moespeq.model.graphs.compiled import compile_layers, eager_layers
+from moespeq.model.graphs.draft_graph import DraftGraphs
+from moespeq.model.graphs.forward import Forward
+from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
+from moespeq.model.graphs.verify_pieces import VerifyPieces
+from moespeq.model.graphs.wave_products import WaveProducts
+from moespeq.model.runner import Choose, OnLayer, OnStep, max_k, rope_switch_lengths
+
+__all__ = ["GraphRunner"]
+
+_MASK_ALIGN_TOK = 64  # attention kernels want rows of a mask to begin on 16 bytes
+
+
+class GraphRunner:
+    """See Runner. `warm_up` compiles and allocates; graphs of a length bucket are captured when it is first reached.
+
+    draft: the draft's experts, None for an engine that never drafts. products: computes a verified layer's experts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pool: GraphPool,
+        *,
+        context_tok: int,
+        rows: int,
+        num_layers: int,
+        top_k: int,
+        draft: LayerExperts | None,
+        target: TargetExperts,
+        maths: Sequence[ExpertMath],
+        products: WaveProducts,
+    ) -> None:
+        config = model.config.get_text_config()
+        self.model, self.context_tok, self.rows = model, context_tok, rows
+        self.device: torch.device = model.device
+        self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
+        length_tok = -(-self.buckets.storage_tok(context_tok, rows) // _MASK_ALIGN_TOK) * _MASK_ALIGN_TOK
+        self._storage = KVStorage(length_tok)
+        self._target, self._maths, self._products = target, maths, products
+        static_pass = StaticPass(self._storage)
+        self._eager = Forward(model, static_pass, columns=None)
+        fixed = Forward(model, static_pass, columns=length_tok)
+        self._verify = VerifyPieces(
+            fixed,
+            pool,
+            products,
+            rows=rows,
+            top_k=top_k,
+            hidden_size=config.hidden_size,
+            dtype=model.dtype,
+            device=self.device,
+        )
+        self._draft = draft and DraftGraphs(
+            fixed, pool, draft, num_layers=num_layers, top_k=top_k, max_steps=rows, device=self.device
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._storage.num_bytes
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """How the passes run, for people."""
+        return {
+            "draft": "one CUDA graph a step" if self._draft else "none",
+            "verify": f"CUDA graphs of {self.rows} rows, cut at the experts",
+            "prefill": "eager",
+        }
+
+    def warm_up(self) -> None:
+        """Compile the layers for one row and for R rows, and allocate the cache. Writes past the live end only."""
+        compile_layers(self.model)
+        bucket = self.buckets.above(0)
+        self._verify.warm_up(self.context_tok, bucket)
+        if self._draft:
+            self._draft.warm_up(self.context_tok, bucket)
+
+    def max_k(self, position: int) -> int:
+        return max_k(position, self.rows, self.buckets, self.context_tok)
+
+    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
+        self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
+        ids = torch.tensor(tokens, device=self.device)
+        places = torch.arange(start, start + len(tokens), device=self.device)
+        bucket = self.buckets.above(start + len(tokens) - 1)
+        with eager_layers():
+            return self._eager(ids, places, places, bucket, self._exact_experts, num_logits=num_logits)
+
+    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+        assert self._draft is not None, "this engine was loaded without a draft"
+        self._draft.draft(token, position, self.buckets.above(position), num_steps, choose, on_step)
+
+    def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> Tensor:
+        self._products.on_layer = on_layer
+        bucket = self.buckets.above(position + len(tokens) - 1)
+        return self._verify.verify(tokens, position, bucket)
+
+    def _exact_experts(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+        return self._target(layer, self._maths[layer], hidden, routes, weights)

@@ -1,0 +1,120 @@
+"""The verify pass as piecewise CUDA graphs, cut at every experts call.
+
+A piece ends where a layer's routes are known: it leaves the rows' hidden state in a static tensor and copies the routes
+to pinned memory. The host then leases the records, computes the layer's products wave by wave as records arrive, and
+replays the next piece, which begins by combining the products. Between two pieces the host waits once, for the routes:
+so everything launched before is done, and staging memory of the previous layer is free again.
+
+Padded rows' pairs are never computed; their products stay zero, for a NaN in a row past the live end would reach live
+rows through a masked value.
+
+Shapes: R rows, K experts a row, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moespeq.kernels import combine
+from moespeq.model.graphs.capture import GraphPool, PieceRecorder
+from moespeq.model.graphs.forward import Forward
+
+__all__ = ["LayerProducts", "VerifyPieces"]
+
+
+class LayerProducts(Protocol):
+    """Computes a layer's routed products between two pieces."""
+
+    def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
+        """Launch products [R * K, H] of the live rows' `routes`, int64 [live, K] on the host; hidden [R, H]."""
+        ...
+
+    def warm_up(self, hidden: Tensor, products: Tensor) -> None:
+        """Compile and capture what `compute` launches; the tensors are those of every later call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """One captured pass; `logits` [R, V] are valid until the next replay of any graph."""
+
+    graphs: Sequence[torch.cuda.CUDAGraph]
+    logits: Tensor
+
+
+class VerifyPieces:
+    """One set of pieces for each length bucket, captured when it is first needed."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        pool: GraphPool,
+        layers: LayerProducts,
+        *,
+        rows: int,
+        top_k: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._pool, self._layers, self._rows = forward, pool, layers, rows
+        self._inputs_host = torch.zeros(3, rows, dtype=torch.int64, pin_memory=True)
+        self._inputs = torch.zeros(3, rows, dtype=torch.int64, device=device)  # tokens, places seen, places written
+        self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+        self._products = torch.zeros(rows * top_k, hidden_size, dtype=dtype, device=device)
+        self._routes = torch.zeros(rows, top_k, dtype=torch.int64, pin_memory=True)
+        self._routes_known = torch.cuda.Event()
+        self._sets: dict[int, _Pieces] = {}
+
+    def warm_up(self, spare_place: int, bucket: int) -> None:
+        """Run once without capture, at places that no sequence uses."""
+        self._fill([0], spare_place)
+        self._pool.warm_up(lambda: self._run(bucket, None))
+        self._layers.warm_up(self._hidden, self._products)
+
+    def verify(self, tokens: Sequence[int], position: int, bucket: int) -> Tensor:
+        """See Runner.verify; the true routes go to `layers`."""
+        pieces = self._sets.get(bucket) or self._capture(bucket)
+        self._fill(tokens, position)
+        *before_experts, last = pieces.graphs
+        live_routes = self._routes[: len(tokens)]
+        for layer, graph in enumerate(before_experts):
+            graph.replay()
+            self._routes_known.record()
+            self._routes_known.synchronize()
+            self._layers.compute(layer, live_routes, self._hidden, self._products)
+        last.replay()
+        return pieces.logits[: len(tokens)]
+
+    def _fill(self, tokens: Sequence[int], position: int) -> None:
+        live = len(tokens)
+        assert live <= self._rows
+        written = torch.arange(position, position + self._rows)
+        self._inputs_host[0] = torch.tensor([*tokens, *[tokens[-1]] * (self._rows - live)])
+        self._inputs_host[1] = written.clamp(max=position + live - 1)
+        self._inputs_host[2] = written
+        self._inputs.copy_(self._inputs_host, non_blocking=True)
+
+    def _capture(self, bucket: int) -> _Pieces:
+        logits: list[Tensor] = []
+        graphs = self._pool.capture(lambda recorder: logits.append(self._run(bucket, recorder)))
+        self._sets[bucket] = _Pieces(graphs, logits[0])
+        return self._sets[bucket]
+
+    def _run(self, bucket: int, recorder: PieceRecorder | None) -> Tensor:
+        def experts(layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+            self._hidden.copy_(hidden)
+            self._routes.copy_(routes, non_blocking=True)
+            if recorder is not None:
+                recorder.cut()
+            mixed = combine(self._products.view(*routes.shape, -1), weights, hidden.dtype)
+            self._products.zero_()
+            return mixed
+
+        tokens, seen, written = self._inputs
+        return self._forward(tokens, seen, written, bucket, experts)

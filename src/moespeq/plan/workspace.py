@@ -1,0 +1,73 @@
+"""Device memory that is neither weights, cache nor slots: each use as its own figure, with what it follows from.
+
+T: rows of the longest prefill chunk; R: row bucket; H hidden; K experts a token; V vocabulary; B: length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moespeq.buckets import LengthBuckets
+from moespeq.config import LoadOptions, format_bytes
+from moespeq.types import ModelShape
+
+__all__ = ["Figure", "workspace"]
+
+_BF16_BYTES, _FLOAT_BYTES = 2, 4
+_ACTIVATION_COPIES = 8  # [T, H] tensors alive at once in a decoder layer's forward
+_LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
+_SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
+_GRAPH_COPIES = 24  # [R, H] tensors alive at once inside a graph; all graphs share one pool
+_GRAPH_BYTES = 256 << 10  # what the driver keeps of one graph that is ready to launch
+_CONTEXT_BYTES = 768 << 20  # on an H200: the context 617 MiB, cuBLAS and attention 106, our kernels the rest
+_POOL_BYTES = 128 << 20  # whole segments of 2 and 20 MiB, of which the last are half empty
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One use of memory."""
+
+    name: str
+    num_bytes: int
+    reason: str
+
+
+def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
+    """What the passes need beside weights, cache and slots, on the device that `options` name."""
+    rows = max(min(options.prefill_rows, context_tok), options.row_bucket)
+    hidden_bytes = rows * shape.hidden_size * _BF16_BYTES
+    expert_bytes = shape.weights_per_expert * _BF16_BYTES
+    figures = (
+        Figure(
+            "activations",
+            hidden_bytes * (_ACTIVATION_COPIES + shape.top_k),
+            f"{_ACTIVATION_COPIES} + K tensors [T, H] of a prefill chunk of {rows} rows",
+        ),
+        Figure("mask", rows * context_tok * _BF16_BYTES, f"[T, B] of that chunk over {context_tok} positions"),
+        Figure(
+            "logits",
+            options.row_bucket * shape.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES,
+            f"{_LOGIT_COPIES} tensors [R, V] of {options.row_bucket} rows while a round is accepted",
+        ),
+        Figure(
+            "scratch",
+            expert_bytes * _SCRATCH_COPIES,
+            f"{_SCRATCH_COPIES} experts of {format_bytes(expert_bytes)} in bf16",
+        ),
+    )
+    return figures + _cuda_workspace(shape, options, context_tok) if options.device == "cuda" else figures
+
+
+def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
+    num_buckets = LengthBuckets(context_tok).count
+    num_graphs = (shape.num_layers + 2) * num_buckets  # pieces of a verify pass between its layers, and a draft step
+    pool_bytes = options.row_bucket * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES
+    return (
+        Figure(
+            "graphs",
+            pool_bytes + num_graphs * _GRAPH_BYTES,
+            f"{num_graphs} of {num_buckets} length buckets, and one pool of {_GRAPH_COPIES} tensors [R, H]",
+        ),
+        Figure("pools", _POOL_BYTES, "torch takes memory in whole segments"),
+        Figure("context", _CONTEXT_BYTES, "the driver's context, kernels and libraries"),
+    )

@@ -1,0 +1,253 @@
+"""A Mover over a link that works by itself: copies from host memory into slots on a stream of the device.
+
+The way of a fetch: `submit` asks HostRecords for the record; once that is there, in whichever thread, the fetch joins
+the link's queue; the most urgent are begun, a few at a time; ended ones become completions, which the engine thread
+takes out of `poll` or `wait`. So a disk read never holds up the link.
+
+Who does it. Any thread that has a reason to look calls `_advance`, one at a time: the engine thread whenever it is
+here, a reader that has just brought a record, and a thread of our own that sleeps until the oldest copy ends and keeps
+the link going while the engine thread is elsewhere. The engine thread waits for the device itself, not for another
+thread: waking one takes longer than the copy of a record.
+
+Ordering. Copies on the stream cannot be overtaken, so at most `max_begun` are begun, and everything else is still in
+order of urgency, then of submission. Kernels may be reading the slot that a copy overwrites: `fence(slots)` marks a
+point on the compute stream behind the kernels that read these slots, and a copy into one of them waits for it on the
+device. Copies into other slots wait for nothing. In the other direction nothing is needed: a completion is made after
+its copy ended, and kernels that read the slot are launched after it was returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from moespeq.errors import MoespeqError
+from moespeq.ports import Clock
+from moespeq.transfer.completions import CompletionBox, copy_failure
+from moespeq.transfer.copy_stream import CopyStream
+from moespeq.transfer.host_records import HostRecords, Outcome
+from moespeq.transfer.link_times import LinkTimes
+from moespeq.transfer.moves import Move, MoveLog
+from moespeq.transfer.urgency_queue import UrgencyQueue
+from moespeq.types import Completion, Fetch
+
+__all__ = ["CudaMover"]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A fetch on its way: its slot's fence, its record once that is in host memory, its copy once that has begun."""
+
+    fetch: Fetch
+    after: object | None
+    record: Tensor | None = None
+    ready_s: float = 0.0
+    copy: object | None = None
+    reserved: Move | None = None
+
+    @property
+    def report_s(self) -> float:
+        """No sooner is the copy reported."""
+        return 0.0 if self.reserved is None else self.reserved.end_s
+
+
+class CudaMover:
+    """Copies records into the slots of `stream`. For the engine thread only.
+
+    bytes_per_s: None for the link as it is. max_begun: copies that a demand cannot overtake.
+    """
+
+    def __init__(
+        self,
+        records: HostRecords,
+        stream: CopyStream,
+        *,
+        clock: Clock,
+        bytes_per_s: float | None = None,
+        max_begun: int = 3,
+        sleep_until: Callable[[float], None] | None = None,
+    ) -> None:
+        assert max_begun > 0, max_begun
+        self._records, self._stream, self._clock = records, stream, clock
+        self._sleep_until = sleep_until or self._sleep_on_clock
+        self._max_begun = max_begun
+        self._times = LinkTimes(bytes_per_s)
+        self._fences: dict[int, object] = {}
+        self._jobs: dict[Fetch, _Job] = {}
+        self._link: UrgencyQueue[Fetch] = UrgencyQueue()
+        self._lock = threading.Lock()
+        self._has_news = self._engine_waits = False
+        self._begun: deque[_Job] = deque()
+        self._staging: deque[Tensor] = deque()
+        self._moves = MoveLog()
+        self._done = CompletionBox()
+        self._is_closed = False
+        self._watched: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._keep_moving, name="moespeq-link", daemon=True)
+        self._thread.start()
+
+    def submit(self, fetch: Fetch) -> None:
+        assert not self._is_closed, "submit after close"
+        assert fetch.num_bytes <= self._stream.slot_bytes, f"{fetch} does not fit its slot"
+        job = _Job(fetch, self._fences.get(fetch.slot))
+        self._jobs[fetch] = job
+        self._done.expect()
+        self._records.request(fetch.key, fetch.cause, partial(self._on_ready, job))
+
+    def cancel(self, fetch: Fetch) -> bool:
+        if not self._records.withdraw(fetch.key):
+            if not self._link.cancel(fetch):
+                return False
+            self._records.give_back(fetch.key)
+        del self._jobs[fetch]
+        self._done.forget()
+        return True
+
+    def poll(self) -> Sequence[Completion]:
+        self._advance()
+        return self._done.poll()
+
+    def wait(self) -> Sequence[Completion]:
+        while True:
+            done = self.poll()
+            if done or not self._done.num_expected:
+                return done
+            job = self._oldest()
+            if job is None:
+                return self._done.wait()  # for a reader to bring a record, and all that follows
+            self._engine_waits = True
+            try:
+                self._await(job, self._stream.wait_busily)
+            finally:
+                self._engine_waits = False
+
+    def fence(self, slots: Sequence[int]) -> None:
+        """Kernels launched on the current stream so far read `slots`: a copy submitted later waits for them."""
+        point = self._stream.fence()
+        for slot in slots:
+            self._fences[slot] = point
+
+    def take_moves(self) -> list[Move]:
+        """When the link was moving, since the last call."""
+        return self._moves.take()
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Slow the link down to `bytes_per_s`, or let it go, from the next copy on."""
+        assert bytes_per_s is None or bytes_per_s > 0, bytes_per_s
+        self._times.bytes_per_s = bytes_per_s
+
+    def close(self) -> None:
+        """Wait for the copies that have begun, drop the others, release the thread. Calling it twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for fetch in list(self._jobs):
+            self.cancel(fetch)
+        with self._lock:
+            self._watched.put(None)
+        self._thread.join()
+
+    def _on_ready(self, job: _Job, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception):
+            del self._jobs[job.fetch]
+            is_expected = isinstance(outcome, MoespeqError)
+            self._done.post(Completion(job.fetch, 0.0, str(outcome)) if is_expected else outcome)
+            return
+        job.record, job.ready_s = outcome, self._clock.now_s()
+        self._link.put(job.fetch, job.fetch.cause)
+        self._advance()
+
+    def _oldest(self) -> _Job | None:
+        try:
+            return self._begun[0]
+        except IndexError:
+            return None
+
+    def _keep_moving(self) -> None:
+        while (job := self._watched.get()) is not None:
+            self._await(job, self._stream.wait_idly)
+            if not self._engine_waits:  # else it looks next, and both would only fight for the interpreter
+                self._advance()
+
+    def _await(self, job: _Job, wait: Callable[[object], None]) -> None:
+        """Block until a begun copy may be reported."""
+        with contextlib.suppress(RuntimeError):  # raised again, and put into words, where the copy is ended
+            wait(job.copy)
+        self._sleep_until(job.report_s)
+
+    def _sleep_on_clock(self, deadline_s: float) -> None:
+        remaining_s = deadline_s - self._clock.now_s()
+        if remaining_s > 0:
+            time.sleep(remaining_s)
+
+    def _advance(self) -> None:
+        """End copies that have ended and begin those that may. Never waits: a thread that is at it looks again."""
+        self._has_news = True
+        while self._has_news and self._lock.acquire(blocking=False):
+            try:
+                self._has_news = False
+                self._end_copies()
+                most = self._max_begun if self._times.bytes_per_s is None else 1
+                while len(self._begun) < most and not self._is_closed and (fetch := self._link.take_now()) is not None:
+                    self._begin(self._jobs.pop(fetch))
+            finally:
+                self._lock.release()
+
+    def _begin(self, job: _Job) -> None:
+        assert job.record is not None, "in the link's queue without its record"
+        try:
+            job.copy = self._stream.begin(self._reachable(job.record), job.fetch.slot, job.after)
+        except Exception as error:
+            self._fail(job, error)
+            return
+        job.reserved = self._times.reserve(job.fetch.num_bytes, job.ready_s)
+        self._begun.append(job)
+        self._watched.put(job)
+
+    def _reachable(self, record: Tensor) -> Tensor:
+        """The record where the copy engine can read it by itself: its place, or a buffer no begun copy still uses."""
+        if self._records.is_pinned(record):
+            return record
+        if len(self._staging) < self._max_begun:
+            self._staging.appendleft(self._records.pinned_buffer())
+        self._staging.rotate(-1)
+        buffer = self._staging[-1][: record.numel()]
+        np.copyto(buffer.numpy(), record.numpy())
+        return buffer
+
+    def _end_copies(self) -> None:
+        now_s = self._clock.now_s()
+        ended: list[tuple[_Job, float]] = []
+        while self._begun and self._begun[0].report_s <= now_s:
+            job = self._begun[0]
+            try:
+                if not self._stream.has_ended(job.copy):
+                    break
+                moved_s = self._stream.moved_s(job.copy)
+            except Exception as error:
+                self._begun.popleft()
+                self._fail(job, error)
+                continue
+            ended.append((self._begun.popleft(), moved_s))
+        copies = [(job.fetch.num_bytes, moved_s, job.reserved) for job, moved_s in ended]
+        for (job, _), move in zip(ended, self._times.ended(copies, now_s), strict=True):
+            self._moves.add(move)
+            self._end(job, Completion(job.fetch, move.end_s - move.begin_s))
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        """The driver refused (RuntimeError and its kin), or a bug of ours."""
+        is_driver = isinstance(error, RuntimeError)
+        self._end(job, Completion(job.fetch, 0.0, copy_failure(job.fetch.key, error)) if is_driver else error)
+
+    def _end(self, job: _Job, done: Completion | Exception) -> None:
+        self._records.give_back(job.fetch.key)
+        self._done.post(done)

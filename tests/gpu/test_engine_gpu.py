@@ -1,0 +1,78 @@
+"""The whole engine on a GPU: the same text for every k, with slots forced tight, on every family.
+
+The draft of a tiny random model hardly ever agrees with it, so flipped tokens and a noisy base (families.py) visit every
+acceptance length on the CPU; here the claim is that graphs, streams and kernels change nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import open_tight, prompts
+from families import FAMILIES, make_tiny
+from moespeq.config import LoadOptions
+from moespeq.decode.assembly import open_engine
+from moespeq.demo.assets import MODEL_FOLDER
+from moespeq.nested import Layout
+from moespeq.prepare import prepare_store
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    return prepare_store(make_tiny(request.param, folder / "checkpoint"), folder / "store")
+
+
+def texts(store: Path, num_slots: int, *, tokens: int = 24, **options: object) -> list[tuple[int, ...]]:
+    with open_tight(store, num_slots, device="cuda", **options) as engine:
+        return [engine.generate(prompt, max_new_tokens=tokens, ignore_eos=True).tokens for prompt in prompts(3)]
+
+
+def test_every_k_gives_the_same_text(store: Path) -> None:
+    plain = texts(store, 9, k=0)
+    assert all(texts(store, 9, k=k) == plain for k in (1, 4, 16))
+
+
+def test_slots_and_prefetch_change_no_token(store: Path) -> None:
+    assert texts(store, 2, k=4) == texts(store, 24, k=4) == texts(store, 9, k=4, prefetch=False)
+
+
+def test_sampling_gives_the_same_text_for_every_k(store: Path) -> None:
+    def sampled(k: int) -> list[tuple[int, ...]]:
+        with open_tight(store, 9, device="cuda", k=k) as engine:
+            params = {"temperature": 0.9, "top_p": 0.9, "seed": 11, "max_new_tokens": 24, "ignore_eos": True}
+            return [engine.generate(prompt, **params).tokens for prompt in prompts(2)]
+
+    assert sampled(0) == sampled(4)
+
+
+@pytest.fixture(scope="module")
+def demo_folder() -> Path:
+    return MODEL_FOLDER
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_every_layout_gives_the_same_text(layout: Layout, demo_folder: Path, tmp_path: Path) -> None:
+    store = prepare_store(demo_folder, tmp_path / "store", layout=layout)
+    with open_engine(store, LoadOptions(device="cuda", k=8)) as engine:
+        text = engine.generate("Question: Tom has 3 apples and buys 4. Answer:", max_new_tokens=48).tokens
+    reference = prepare_store(demo_folder, tmp_path / "plain", layout=Layout.PLAIN)
+    with open_engine(reference, LoadOptions(device="cuda", k=0)) as engine:
+        assert engine.generate("Question: Tom has 3 apples and buys 4. Answer:", max_new_tokens=48).tokens == text
+
+
+def test_memory_comes_back_when_an_engine_is_closed(demo_folder: Path, tmp_path: Path) -> None:
+    store = prepare_store(demo_folder, tmp_path / "store")
+    used = []
+    for _ in range(3):
+        with open_engine(store, LoadOptions(device="cuda", k=4)) as engine:
+            engine.generate([5, 6, 7], max_new_tokens=8)
+        del engine
+        torch.cuda.empty_cache()
+        used.append(torch.cuda.memory_allocated())
+    assert used[2] <= used[1]

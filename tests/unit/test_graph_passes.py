@@ -1,0 +1,114 @@
+"""The forward that graphs capture, run without capture: it must compute what transformers' own attention computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from families import FAMILIES, tiny_config
+from moespeq.errors import UsageError
+from moespeq.model.graphs import operators
+from moespeq.model.graphs.attention import KVStorage, attend_plain, attend_side_by_side
+from moespeq.model.graphs.forward import Forward
+from moespeq.model.graphs.static_pass import StaticPass
+from moespeq.model.graphs.suitable import why_not_graphs
+
+LENGTH = 64
+WITH_GRAPHS = [family for family in FAMILIES if family != "gpt_oss"]
+
+
+def random_model(family: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).eval()
+
+
+def own_experts(model: torch.nn.Module):
+    """transformers' own arithmetic, layer by layer, as a pass's experts."""
+    modules = [module for module in model.modules() if hasattr(module, "_apply_gate")]
+
+    def experts(layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+        return type(modules[layer]).forward.__wrapped__(modules[layer], hidden, routes, weights)
+
+    return experts
+
+
+def on_operators(model: torch.nn.Module) -> torch.nn.Module:
+    operators.register()
+    model.set_attn_implementation(operators.NAME)
+    model.set_experts_implementation(operators.NAME)
+    return model
+
+
+@pytest.mark.parametrize("family", WITH_GRAPHS)
+def test_chunks_over_static_storage_give_transformers_own_logits(family: str) -> None:
+    model, ids = random_model(family), torch.arange(3, 27)
+    with torch.no_grad():
+        expected = model(ids[None], past_key_values=DynamicCache()).logits[0]
+    forward = Forward(on_operators(model), StaticPass(KVStorage(LENGTH)), columns=None)
+    found = []
+    for begin, end in ((0, 11), (11, 12), (12, 24)):
+        places = torch.arange(begin, end)
+        found.append(forward(ids[begin:end], places, places, 32, own_experts(model)))
+    torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_wider_masks_change_nothing() -> None:
+    model, ids, places = random_model("mixtral"), torch.arange(3, 15), torch.arange(12)
+    wide, narrow = (
+        Forward(on_operators(model), StaticPass(KVStorage(LENGTH)), columns=columns) for columns in (LENGTH, None)
+    )
+    assert torch.equal(
+        wide(ids, places, places, 16, own_experts(model)), narrow(ids, places, places, 16, own_experts(model))
+    )
+
+
+def test_a_rewritten_row_forgets_what_was_there() -> None:
+    """What makes a rejected draft harmless: the next pass writes the same places again."""
+    model, places = random_model("qwen3_moe"), torch.arange(6)
+    once = Forward(on_operators(model), StaticPass(KVStorage(LENGTH)), columns=None)
+    twice = Forward(model, StaticPass(KVStorage(LENGTH)), columns=None)
+    twice(torch.arange(20, 26), places, places, 8, own_experts(model))
+    ids = torch.arange(3, 9)
+    assert torch.equal(
+        twice(ids, places, places, 8, own_experts(model)), once(ids, places, places, 8, own_experts(model))
+    )
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 2), (6, 6), (4, 1)])
+def test_heads_side_by_side_attend_as_heads_apart(num_heads: int, num_kv_heads: int) -> None:
+    torch.manual_seed(1)
+    query, keys = torch.randn(1, num_heads, 5, 16), torch.randn(1, num_kv_heads, 12, 16)
+    values = torch.randn(1, num_kv_heads, 12, 8)
+    mask = torch.zeros(1, 1, 5, 12).masked_fill(torch.rand(5, 12) < 0.3, torch.finfo(torch.float32).min)
+    apart = attend_plain(query, keys, values, mask, 0.3)
+    tall = mask.repeat(1, 1, num_heads // num_kv_heads, 1)
+    side_by_side = attend_side_by_side(query, keys, values, tall, 0.3)
+    assert apart.shape == (1, 5, num_heads, 8)
+    torch.testing.assert_close(side_by_side, apart)
+
+
+def test_storage_grows_layer_by_layer_and_says_its_size() -> None:
+    storage, row = KVStorage(10), torch.ones(1, 2, 1, 4)
+    for layer in range(3):
+        keys, _ = storage.write(layer, torch.tensor([7]), row, row)
+        assert keys[0, :, 7].eq(1).all()
+        assert keys.sum() == 8
+    assert storage.num_bytes == 3 * 2 * (2 * 10 * 4) * 4
+
+
+def test_a_bare_forward_says_that_the_experts_are_elsewhere() -> None:
+    model = on_operators(random_model("olmoe"))
+    with pytest.raises(UsageError, match="call generate"):
+        model(torch.tensor([[3, 4]]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_biased_experts_keep_a_family_from_graphs(family: str) -> None:
+    reason = why_not_graphs(random_model(family), {"silu"})
+    assert reason == ("its experts have biases" if family == "gpt_oss" else None)
+
+
+def test_an_activation_without_a_kernel_keeps_a_model_from_graphs() -> None:
+    assert why_not_graphs(random_model("mixtral"), {"gelu"}) == "no kernel computes its activation 'silu'"
