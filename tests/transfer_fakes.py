@@ -112,8 +112,6 @@ class FakeDevice:
         with self._allowed:
             assert self._allowed.wait_for(lambda: self.has_ended(copy), WAIT_S)
 
-    wait_idly = wait_busily
-
     def moved_s(self, copy: object) -> float:
         assert isinstance(copy, int)
         assert self.has_ended(copy)

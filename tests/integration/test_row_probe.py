@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from moespeq.config import LoadOptions
-from moespeq.decode import assembly
+from moespeq.decode import assembly, tier_cpu
 from moespeq.decode.assembly import open_engine
 from moespeq.errors import UsageError
 from moespeq.model import row_probe

@@ -8,7 +8,7 @@ the same in about nine integer instructions a weight:
 - the nibbles of the window are spread to bytes once, and the running counts of zero codes, four bits each, are the
   permutation's selector that brings each to its place;
 - a far weight is scale - (sign << 15 | distance) modulo 2^16, the complement of ~scale + that;
-- distance 2047, a zero, can only be where a window's nibble has its three low bits set: a rare branch.
+- distance 2047 is a zero: there 2047 stands in for the scale, so that only the sign is left.
 """
 
 from __future__ import annotations
@@ -23,29 +23,40 @@ __all__ = ["decode_word"]
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # $0-$3 pairs of weights; $4 codes, $5 $6 residual bytes, $7 $8 the nibbles' words, $9 first nibble * 4,
-# $10 running counts, $11 the scale's bits twice, $12 the zero code twice.
-_PAIR = """
-        prmt.b32 p, u, v, 0x{code};
-        lop3.b32 p, p, 0x00ff00ff, 0x43004300, 0xea;
-        set.eq.u32.bf16x2 k, p, z;
-        sub.rn.bf16x2 p, p, z;
-        mul.rn.bf16x2 p, p, $11;
-        prmt.b32 b, {bytes}, 0, 0x{signed};
-        add.s16x2 p, p, b;
-        prmt.b32 x{pair}, {bytes}, {nibbles}, 0x{widened};
-        add.s16x2 x, x{pair}, s;
-        lop3.b32 ${pair}, k, x, p, 0x3a;
-        mov.b32 k{pair}, k;
+# $10 running counts, $11 the scale's bits twice, $12 the zero code twice above 0x43004300.
+_SPREAD = """
+        shf.r.wrap.b32 n, $7, $8, $9;
+        shl.b32 u, n, 4;
+        lop3.b32 u, n, u, 0x07070707, 0xe4;
+        and.b32 u, u, 0x87878787;
+        shr.u32 v, n, 4;
+        lop3.b32 v, v, n, 0x07070707, 0xe4;
+        and.b32 v, v, 0x87878787;
+        prmt.b32 n, u, v, 0x5140;
+        prmt.b32 v, u, v, 0x7362;
+        shl.b32 u, $10, 4;
+        prmt.b32 n0, n, v, u;
+        shr.u32 u, $10, 12;
+        prmt.b32 n1, n, v, u;
+        and.b32 u, $4, 0x0f0f0f0f;
+        shr.u32 v, $4, 4;
+        and.b32 v, v, 0x0f0f0f0f;
 """
-_ZERO_MARK = """
-        and.b32 p, x{pair}, 0x07ff07ff;
-        add.s32 p, p, 0x00010001;
-        shr.u32 p, p, 11;
-        and.b32 p, p, 0x00010001;
-        mul.lo.u32 p, p, 0xffff;
-        and.b32 p, p, k{pair};
-        and.b32 x, x{pair}, 0x80008000;
-        lop3.b32 ${pair}, p, x, ${pair}, 0xca;
+_PAIR = """
+        prmt.b32 c, u, v, 0x{code};
+        lop3.b32 c, c, 0x00ff00ff, 0x43004300, 0xea;
+        set.eq.u32.bf16x2 k, c, $12;
+        sub.rn.bf16x2 c, c, $12;
+        mul.rn.bf16x2 c, c, $11;
+        prmt.b32 b, {bytes}, 0, 0x{signed};
+        add.s16x2 c, c, b;
+        prmt.b32 b, {bytes}, {nibbles}, 0x{widened};
+        and.b32 n, b, 0x07ff07ff;
+        set.eq.u32.bf16x2 n, n, z;
+        lop3.b32 n, n, $11, z, 0xac;
+        not.b32 n, n;
+        add.s16x2 n, n, b;
+        lop3.b32 ${pair}, k, n, c, 0x3a;
 """
 _PAIRS = (
     {"pair": 0, "code": "4400", "bytes": "$5", "nibbles": "n0", "signed": "9180", "widened": "5140"},
@@ -54,40 +65,10 @@ _PAIRS = (
     {"pair": 3, "code": "7733", "bytes": "$6", "nibbles": "n1", "signed": "b3a2", "widened": "7362"},
 )
 _ASSEMBLY = tl.constexpr(
-    """{
-        .reg .b32 n, u, v, p, k, b, x, s, z, n0, n1, x0, x1, x2, x3, k0, k1, k2, k3;
-        .reg .pred has_mark;
-        shf.r.wrap.b32 n, $7, $8, $9;
-        shl.b32 u, n, 4;
-        lop3.b32 u, n, u, 0x07070707, 0xe4;
-        and.b32 u, u, 0x87878787;
-        shr.u32 v, n, 4;
-        lop3.b32 v, v, n, 0x07070707, 0xe4;
-        and.b32 v, v, 0x87878787;
-        prmt.b32 p, u, v, 0x5140;
-        prmt.b32 k, u, v, 0x7362;
-        shl.b32 b, $10, 4;
-        prmt.b32 n0, p, k, b;
-        shr.u32 b, $10, 12;
-        prmt.b32 n1, p, k, b;
-        and.b32 u, $4, 0x0f0f0f0f;
-        shr.u32 v, $4, 4;
-        and.b32 v, v, 0x0f0f0f0f;
-        not.b32 s, $11;
-        or.b32 z, $12, 0x43004300;
-    """
+    "{ .reg .b32 n, u, v, c, k, b, z, n0, n1; mov.b32 z, 0x07ff07ff;"
+    + _SPREAD
     + "".join(_PAIR.format(**pair) for pair in _PAIRS)
-    + """
-        and.b32 n, n, 0x77777777;
-        add.u32 n, n, 0x11111111;
-        and.b32 n, n, 0x88888888;
-        setp.eq.u32 has_mark, n, 0;
-        @has_mark bra DONE;
-    """
-    + "".join(_ZERO_MARK.format(**pair) for pair in _PAIRS)
-    + """
-    DONE:
-    }"""
+    + "}"
 )
 _OPERANDS = tl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
@@ -118,7 +99,7 @@ def decode_word(word, low_bytes, high_bytes, nibbles, next_nibbles, first_nibble
                 first_nibble * 4,
                 counts,
                 scale * 0x10001,
-                zero * 0x10001,
+                zero * 0x10001 + 0x43004300,
             ],
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,

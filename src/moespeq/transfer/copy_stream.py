@@ -41,11 +41,7 @@ class CopyStream(Protocol):
     def has_ended(self, copy: object) -> bool: ...
 
     def wait_busily(self, copy: object) -> None:
-        """Block until it has ended, and know it at once: takes a processor core. For any thread."""
-        ...
-
-    def wait_idly(self, copy: object) -> None:
-        """Block until it has ended, asleep: known some 50 us later. For any thread."""
+        """Block until it has ended, and know it at once: takes a processor core."""
         ...
 
     def moved_s(self, copy: object) -> float:
@@ -93,10 +89,6 @@ class CudaCopyStream:
         return self._driver.has_happened(_own(copy).end)
 
     def wait_busily(self, copy: object) -> None:
-        while not self.has_ended(copy):
-            pass
-
-    def wait_idly(self, copy: object) -> None:
         self._driver.bind()
         self._driver.synchronize(_own(copy).end)
 

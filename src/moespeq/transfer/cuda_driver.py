@@ -1,8 +1,9 @@
 """The handful of CUDA driver calls that a copy takes, called directly.
 
 A record is copied every 90 microseconds on a fast link and torch's wrappers (a stream made current, events of their
-own) take half of that; these calls take about one each, and release the interpreter. Any thread may call: the first
-call of a thread makes the device's context its own. Streams and events of torch are passed by their handles.
+own) take half of that; these calls take about one each. They keep the interpreter, because handing it to another thread
+takes longer than they do; only waiting releases it. Any thread may call: the first call of a thread makes the device's
+context its own. Streams and events of torch are passed by their handles.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ __all__ = ["CudaDriver", "EventHandle"]
 
 EventHandle = ctypes.c_void_p
 _NOT_READY = 600
-_BLOCKING = 1  # a thread that waits for the event sleeps
 
 
 class CudaDriver:
     """Calls on the context that is current where this is made. Raises RuntimeError with the driver's own words."""
 
     def __init__(self) -> None:
-        self._lib = ctypes.CDLL("libcuda.so.1")
+        self._lib = ctypes.PyDLL("libcuda.so.1")
+        self._wait = ctypes.CDLL("libcuda.so.1").cuEventSynchronize
+        self._wait.argtypes = [ctypes.c_void_p]
         self._context = ctypes.c_void_p()
         self._bound = threading.local()
         self._check(self._lib.cuCtxGetCurrent(ctypes.byref(self._context)))
@@ -31,7 +33,7 @@ class CudaDriver:
         self._copy.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         self._elapsed = self._lib.cuEventElapsedTime
         self._elapsed.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p]
-        for name in ("cuEventRecord", "cuEventQuery", "cuEventSynchronize"):
+        for name in ("cuEventRecord", "cuEventQuery"):
             getattr(self._lib, name).argtypes = [ctypes.c_void_p] * (2 if name == "cuEventRecord" else 1)
         self._lib.cuStreamWaitEvent.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
 
@@ -48,7 +50,7 @@ class CudaDriver:
     def create_event(self) -> EventHandle:
         """An event that measures time; never destroyed, so keep and reuse it."""
         event = ctypes.c_void_p()
-        self._check(self._lib.cuEventCreate(ctypes.byref(event), _BLOCKING))
+        self._check(self._lib.cuEventCreate(ctypes.byref(event), 0))
         return event
 
     def record(self, event: EventHandle, stream: int) -> None:
@@ -66,8 +68,8 @@ class CudaDriver:
         return True
 
     def synchronize(self, event: EventHandle) -> None:
-        """Block until `event` has happened, asleep."""
-        self._check(self._lib.cuEventSynchronize(event))
+        """Block until `event` has happened; takes a processor core."""
+        self._check(self._wait(event))
 
     def elapsed_s(self, begin: EventHandle, end: EventHandle) -> float:
         """Time between two events that have happened."""

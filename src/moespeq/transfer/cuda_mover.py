@@ -19,7 +19,6 @@ its copy ended, and kernels that read the slot are launched after it was returne
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections import deque
@@ -41,6 +40,9 @@ from moespeq.transfer.urgency_queue import UrgencyQueue
 from moespeq.types import Completion, Fetch
 
 __all__ = ["CudaMover"]
+
+
+_LOOK_EVERY_S = 2e-4  # shorter than `max_begun` copies on a fast link
 
 
 @dataclass(slots=True, eq=False)
@@ -82,16 +84,17 @@ class CudaMover:
         self._max_begun = max_begun
         self._times = LinkTimes(bytes_per_s)
         self._fences: dict[int, object] = {}
-        self._jobs: dict[Fetch, _Job] = {}
-        self._link: UrgencyQueue[Fetch] = UrgencyQueue()
+        self._jobs: dict[int, _Job] = {}  # by slot, which is one fetch's until its completion
+        self._link: UrgencyQueue[int] = UrgencyQueue()
         self._lock = threading.Lock()
-        self._has_news = self._engine_waits = False
+        self._has_news = False
         self._begun: deque[_Job] = deque()
         self._staging: deque[Tensor] = deque()
         self._moves = MoveLog()
         self._done = CompletionBox()
         self._is_closed = False
-        self._watched: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_moving = threading.Event()
+        self._looked_s = 0.0
         self._thread = threading.Thread(target=self._keep_moving, name="moespeq-link", daemon=True)
         self._thread.start()
 
@@ -99,16 +102,16 @@ class CudaMover:
         assert not self._is_closed, "submit after close"
         assert fetch.num_bytes <= self._stream.slot_bytes, f"{fetch} does not fit its slot"
         job = _Job(fetch, self._fences.get(fetch.slot))
-        self._jobs[fetch] = job
+        self._jobs[fetch.slot] = job
         self._done.expect()
         self._records.request(fetch.key, fetch.cause, partial(self._on_ready, job))
 
     def cancel(self, fetch: Fetch) -> bool:
         if not self._records.withdraw(fetch.key):
-            if not self._link.cancel(fetch):
+            if not self._link.cancel(fetch.slot):
                 return False
             self._records.give_back(fetch.key)
-        del self._jobs[fetch]
+        del self._jobs[fetch.slot]
         self._done.forget()
         return True
 
@@ -124,11 +127,9 @@ class CudaMover:
             job = self._oldest()
             if job is None:
                 return self._done.wait()  # for a reader to bring a record, and all that follows
-            self._engine_waits = True
-            try:
-                self._await(job, self._stream.wait_busily)
-            finally:
-                self._engine_waits = False
+            with contextlib.suppress(RuntimeError):  # raised again, and put into words, where the copy is ended
+                self._stream.wait_busily(job.copy)
+            self._sleep_until(job.report_s)
 
     def fence(self, slots: Sequence[int]) -> None:
         """Kernels launched on the current stream so far read `slots`: a copy submitted later waits for them."""
@@ -150,20 +151,19 @@ class CudaMover:
         if self._is_closed:
             return
         self._is_closed = True
-        for fetch in list(self._jobs):
-            self.cancel(fetch)
-        with self._lock:
-            self._watched.put(None)
+        for job in list(self._jobs.values()):
+            self.cancel(job.fetch)
+        self._is_moving.set()
         self._thread.join()
 
     def _on_ready(self, job: _Job, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
-            del self._jobs[job.fetch]
+            del self._jobs[job.fetch.slot]
             is_expected = isinstance(outcome, MoespeqError)
             self._done.post(Completion(job.fetch, 0.0, str(outcome)) if is_expected else outcome)
             return
         job.record, job.ready_s = outcome, self._clock.now_s()
-        self._link.put(job.fetch, job.fetch.cause)
+        self._link.put(job.fetch.slot, job.fetch.cause)
         self._advance()
 
     def _oldest(self) -> _Job | None:
@@ -173,16 +173,14 @@ class CudaMover:
             return None
 
     def _keep_moving(self) -> None:
-        while (job := self._watched.get()) is not None:
-            self._await(job, self._stream.wait_idly)
-            if not self._engine_waits:  # else it looks next, and both would only fight for the interpreter
+        while not self._is_closed or self._begun:
+            self._is_moving.wait()
+            time.sleep(_LOOK_EVERY_S)
+            if self._clock.now_s() - self._looked_s >= _LOOK_EVERY_S or self._is_closed:
                 self._advance()
-
-    def _await(self, job: _Job, wait: Callable[[object], None]) -> None:
-        """Block until a begun copy may be reported."""
-        with contextlib.suppress(RuntimeError):  # raised again, and put into words, where the copy is ended
-            wait(job.copy)
-        self._sleep_until(job.report_s)
+            self._is_moving.clear()
+            if self._begun or self._is_closed:
+                self._is_moving.set()
 
     def _sleep_on_clock(self, deadline_s: float) -> None:
         remaining_s = deadline_s - self._clock.now_s()
@@ -197,8 +195,8 @@ class CudaMover:
                 self._has_news = False
                 self._end_copies()
                 most = self._max_begun if self._times.bytes_per_s is None else 1
-                while len(self._begun) < most and not self._is_closed and (fetch := self._link.take_now()) is not None:
-                    self._begin(self._jobs.pop(fetch))
+                while len(self._begun) < most and not self._is_closed and (slot := self._link.take_now()) is not None:
+                    self._begin(self._jobs.pop(slot))
             finally:
                 self._lock.release()
 
@@ -211,7 +209,8 @@ class CudaMover:
             return
         job.reserved = self._times.reserve(job.fetch.num_bytes, job.ready_s)
         self._begun.append(job)
-        self._watched.put(job)
+        if not self._is_moving.is_set():
+            self._is_moving.set()
 
     def _reachable(self, record: Tensor) -> Tensor:
         """The record where the copy engine can read it by itself: its place, or a buffer no begun copy still uses."""
@@ -225,7 +224,9 @@ class CudaMover:
         return buffer
 
     def _end_copies(self) -> None:
-        now_s = self._clock.now_s()
+        now_s = self._looked_s = self._clock.now_s()
+        if not self._begun:
+            return
         ended: list[tuple[_Job, float]] = []
         while self._begun and self._begun[0].report_s <= now_s:
             job = self._begun[0]

@@ -163,6 +163,8 @@ class HostRecords:
 
     def give_back(self, key: ExpertKey) -> None:
         """End one lease."""
+        if self.holds_all:
+            return  # every record keeps its place
         with self._changed:
             self._places.give_back(key)
             self._changed.notify_all()
