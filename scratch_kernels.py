@@ -6,11 +6,19 @@ from moespeq.kernels.loaders import Loader
 from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify_table import VerifyTable
 from moespeq.nested import *
-V=[(64,128,4,None),(64,128,4,128),(128,128,8,None),(128,128,8,128),(64,256,4,None),(64,256,8,128),(128,128,4,None),(64,64,4,128),(64,64,4,96)]
-P=[(64,128,4,3),(64,128,4,4),(128,64,4,4),(64,64,4,5)]
-U=[(32,16,4),(16,16,4),(32,32,8),(64,16,8),(16,32,4),(64,16,4)]
-D=[(16,16,8),(8,16,4),(8,32,8),(16,16,4),(4,32,4),(32,16,8)]
+V=[(64,128,4,128),(64,128,4,None),(64,64,4,96),(64,64,4,80),(64,64,4,None),(128,64,8,96),(64,32,4,64)]
+P=[(64,128,4,3)]
+U=[(8,0,0),(16,0,0),(32,0,0),(16,32,4),(16,64,8),(16,64,2),(32,64,8)]
+D=[(4,0,0),(8,0,0),(16,0,0),(8,32,4),(8,16,4),(8,64,4),(16,32,8)]
 NAMES=["qwen1.5-moe","phi-3.5-moe"]
+DN=["qwen1.5-moe","qwen3-30b","phi-3.5-moe","mixtral-8x7b"]
+oblock=draft._Block.of.__func__
+def dforce(kind,v):
+    def of(cls,m,rows,ns):
+        b=oblock(cls,m,rows,ns)
+        if (kind=="u")!=(ns==1): return b
+        return cls(v[0],v[1] or b.units,v[2] or b.num_warps)
+    draft._Block.of=classmethod(of)
 orig=Loader.choose.__func__
 def force(v, stages=None):
     def choose(cls, m, layout):
@@ -19,7 +27,7 @@ def force(v, stages=None):
         return cls(L.kind, stages or L.num_stages, v[0], v[1], v[2], v[3] if stages is None else None)
     Loader.choose=classmethod(choose)
 def warm(i,n):
-    jobs=[("v",s,v) for s in NAMES for v in V]+[("p",s,v) for s in NAMES for v in P]+[("u",s,v) for s in NAMES for v in U]+[("d",s,v) for s in NAMES for v in D]
+    jobs=[("v",s,v) for s in NAMES for v in V]+[("p",s,v) for s in NAMES for v in P]+[("u",s,v) for s in DN for v in U]+[("d",s,v) for s in DN for v in D]
     for kind,s,v in jobs[i::n]:
         try:
             sh=KB.SHAPES[s]; g=ExpertGeometry(sh.matrices,DEFAULT_FORMAT)
@@ -31,7 +39,7 @@ def warm(i,n):
                 inner=torch.zeros(33*sh.top_k,sh.intermediate,dtype=torch.bfloat16,device="cuda"); pr=torch.zeros(33*sh.top_k,sh.hidden,dtype=torch.bfloat16,device="cuda")
                 verify.verify_experts(hid,t,slots,bank,pr,inner,geometry=g,layout=Layout.PLAIN if kind=="p" else Layout.FIXED,top_k=sh.top_k,activation="silu")
             else:
-                draft.UP_BLOCK, draft.DOWN_BLOCK = (v,D[0]) if kind=="u" else (U[0],v)
+                dforce(kind,v)
                 draft.draft_experts(hid[:1].contiguous(),torch.full((1,sh.top_k),-1,device="cuda"),torch.zeros(1,sh.top_k,device="cuda"),bank,first_row=0,geometry=g,activation="silu")
             torch.cuda.synchronize()
         except Exception as e: print("WARM FAIL",kind,s,v,repr(e)[:300],flush=True)
@@ -54,13 +62,19 @@ def main():
                 t=KB.time_verify(sh,g,Layout.PLAIN,bank,slots[Layout.PLAIN]); print(s,"plain",v,f"{t*1e6:.1f} us {gb/t:.0f} GB/s",flush=True); out[f"{s} plain {v}"]=t
             except Exception as e: print("FAIL",v,repr(e)[:200],flush=True)
         Loader.choose=classmethod(orig)
+        del bank,slots; torch.cuda.empty_cache()
+    for s in DN:
+        sh=KB.SHAPES[s]; g=ExpertGeometry(sh.matrices,DEFAULT_FORMAT)
+        nb=max(sh.top_k*2, min(64,int(600e6//g.base_bytes))//sh.top_k*sh.top_k)
+        bank=torch.randint(0,60,(nb,g.base_bytes),dtype=torch.uint8,device="cuda")
+        n=nb//sh.top_k
+        hid=torch.randn(1,sh.hidden,device="cuda").bfloat16()
+        inner=torch.randn(sh.top_k,sh.intermediate,device="cuda").bfloat16(); w=torch.rand(1,sh.top_k,device="cuda")
+        routes=torch.randperm(nb,device="cuda").view(n,1,sh.top_k)
         for kind,L in (("u",U),("d",D)):
             for v in L:
-                draft.UP_BLOCK, draft.DOWN_BLOCK = (v,D[0]) if kind=="u" else (U[0],v)
+                dforce(kind,v)
                 try:
-                    hid=torch.randn(1,sh.hidden,device="cuda").bfloat16(); n=len(bank)//sh.top_k
-                    inner=torch.randn(sh.top_k,sh.intermediate,device="cuda").bfloat16(); w=torch.rand(1,sh.top_k,device="cuda")
-                    routes=torch.randperm(len(bank),device="cuda")[:n*sh.top_k].view(n,1,sh.top_k)
                     def run():
                         for _ in range(2):
                             for r in routes:
@@ -70,7 +84,6 @@ def main():
                     b=sh.top_k*g.base_bytes*(2/3 if kind=="u" else 1/3)
                     print(s,kind,v,f"{t*1e6:.2f} us {b/t*1e-9:.0f} GB/s",flush=True); out[f"{s} {kind} {v}"]=t
                 except Exception as e: print("FAIL",kind,v,repr(e)[:200],flush=True)
-        del bank,slots; torch.cuda.empty_cache()
     json.dump(out,open(os.environ["OUT"]+"/scratch.json","w"),indent=1)
 if __name__=="__main__":
     if len(sys.argv)>2: warm(int(sys.argv[1]),int(sys.argv[2]))

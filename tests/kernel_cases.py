@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from moespeq.kernels.geometry import ExpertGeometry
-from moespeq.kernels.verify_table import BASE_IN_SLOT, VerifyTable
+from moespeq.kernels.verify_table import BASE_IN_SLOT, RoutedPairs, VerifyTable
 from moespeq.nested import Base, BaseFormat, Layout, dequantize_base, encode_base, encode_record, pack_base
 
 Shapes = tuple[tuple[int, int], tuple[int, int]]
@@ -65,10 +65,10 @@ class Layer:
     def table(self, routes: torch.Tensor, max_rows: int, *, experts: set[int] | None = None) -> VerifyTable:
         """A table for live routes [rows, K] and these experts only."""
         num_experts = len(self.experts)
-        wanted = set(range(num_experts)) if experts is None else experts
-        slots = np.array([num_experts - 1 - e if e in wanted else -1 for e in range(num_experts)], dtype=np.int32)
+        pairs = RoutedPairs(routes.cpu().numpy())
+        wave = [expert for expert in pairs.experts.tolist() if experts is None or expert in experts]
         table = VerifyTable(num_experts, max_rows, routes.shape[1], self.bank.device)
-        table.fill(routes.cpu().numpy(), slots, self.bank_rows)
+        table.fill(pairs, wave, [num_experts - 1 - expert for expert in wave], self.bank_rows[wave])
         table.upload()
         return table
 

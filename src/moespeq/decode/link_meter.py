@@ -1,6 +1,7 @@
 """What the link did during a round: when it moved bytes, and how much of the waiting it was busy.
 
-link utilisation = busy_s / wall; utilisation while waiting = stall_busy_s / stall_s: below one, the wait was not for bytes.
+link utilisation = busy_s / wall; utilisation while waiting = stall_busy_s / stall_s: what it lacks of one was no
+wait for bytes.
 """
 
 from __future__ import annotations

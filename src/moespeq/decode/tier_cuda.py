@@ -25,9 +25,10 @@ from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.model.experts import DraftExperts, TargetExperts, math_of
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.capture import GraphPool
+from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.runner import GraphRunner
 from moespeq.model.graphs.suitable import activation_of, why_not_graphs
-from moespeq.model.graphs.wave_products import DeviceExperts, WaveProducts
+from moespeq.model.graphs.wave_products import DeviceExperts, Release, WaveProducts
 from moespeq.model.loading import load_config, load_without_experts
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.runner import EagerRunner, Runner
@@ -135,7 +136,7 @@ def _runner(
     model: PreTrainedModel,
     memory: _Memory,
     residency: Residency,
-    release: Callable[[Sequence[int]], None],
+    release: Release,
 ) -> tuple[Runner, Mapping[str, str]]:
     """Graphs where the model allows them, else passes as torch runs them."""
     manifest = store.manifest
@@ -158,25 +159,21 @@ def _runner(
     model.set_attn_implementation(operators.NAME)
     model.set_experts_implementation(operators.NAME)
     pool = GraphPool(model.device)
-    products = WaveProducts(
-        DeviceExperts(memory.slots, bank, memory.geometry, memory.layouts, manifest.num_experts, activation_of(model)),
-        residency,
-        pool,
-        rows=options.row_bucket,
-        top_k=manifest.top_k,
-        release=release,
+    experts = DeviceExperts(
+        memory.slots, bank, memory.geometry, memory.layouts, manifest.num_experts, activation_of(model)
     )
+    maths = [math_of(module) for _, module in experts_modules(model)]
+    top_k = manifest.top_k
     runner = GraphRunner(
         model,
         pool,
         context_tok=plan.context_tok,
         rows=options.row_bucket,
         num_layers=manifest.num_layers,
-        top_k=manifest.top_k,
+        top_k=top_k,
         draft=None if bank is None else _draft_layer(memory, bank, manifest.num_experts, activation_of(model)),
-        target=target,
-        maths=[math_of(module) for _, module in experts_modules(model)],
-        products=products,
+        products=WaveProducts(experts, residency, pool, rows=options.row_bucket, top_k=top_k, release=release),
+        prefill=PrefillExperts(experts, residency, target, maths, top_k=top_k, release=release),
     )
     runner.warm_up()
     return runner, runner.facts

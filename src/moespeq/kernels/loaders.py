@@ -35,9 +35,9 @@ class Loader:
     def choose(cls, m: MatrixGeometry, layout: Layout) -> Loader:
         """The fastest loader that reads this matrix."""
         if layout is Layout.PLAIN:
-            return cls("plain", num_stages=4)
+            return cls("plain", num_stages=3)
         if layout is Layout.FIXED and m.is_regular:
-            return cls("fixed units", num_stages=1)
+            return cls("fixed units", num_stages=1, max_registers=128)
         return cls("elements", num_stages=1)
 
 
@@ -62,7 +62,8 @@ def _start_tile(base, sections, rows, tile_of_row, m: tl.constexpr, layout: tl.c
 def prefetch(base, sections, rows, first_col, m: tl.constexpr, loader: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     """What the loader reads one block ahead."""
     if loader == "fixed units":
-        ahead = load_fixed_units(base, sections[1], rows, first_col, m, BK // 32)
+        last_block: tl.constexpr = (m.cols - 1) // BK * BK  # behind it there is nothing to read: read it again
+        ahead = load_fixed_units(base, sections[1], rows, tl.minimum(first_col, last_block), m, BK // 32)
     else:
         ahead = ()
     return ahead
@@ -90,7 +91,7 @@ def load_block(
             place, first_escape, num_escapes, most = _start_tile(base, sections, rows, first_col // 1024, m, layout)
         if loader == "fixed units":
             weights, place = decode_fixed_units(
-                ahead, sections[2], sections[5], place, sections[3], first_escape, num_escapes, most, first_col, m, BK
+                ahead, sections[2], place, sections[3], first_escape, num_escapes, most, first_col, m, BK
             )
         else:
             bits, place = decode_elements(base, sections[1], sections[2], rows, first_col, place, m, layout, BK)

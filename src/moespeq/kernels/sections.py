@@ -31,7 +31,7 @@ def find_base(record, bank, bank_row, base_bytes: tl.constexpr):  # type: ignore
 
 @triton.jit
 def find_sections(residual, m: tl.constexpr, layout: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(table, plane, nibbles, escapes, end, last nibble) of the matrix whose residual begins here; `end` is where the next begins.
+    """(table, plane, nibbles, escapes, end) of the matrix whose residual begins here; `end` is where the next begins.
 
     plane: bytes (nested), the bit stream (code-width) or the matrix itself (plain). All are byte pointers but `table`
     and `escapes`, which are int32.
@@ -40,7 +40,6 @@ def find_sections(residual, m: tl.constexpr, layout: tl.constexpr):  # type: ign
     plane = residual
     nibbles = residual
     escapes = residual
-    last = 0
     if layout == "plain":
         end = residual + align16(2 * m.rows * m.cols)
     else:
@@ -50,14 +49,11 @@ def find_sections(residual, m: tl.constexpr, layout: tl.constexpr):  # type: ign
         if layout == "nested":
             nibbles = plane + align16(m.rows * m.cols)
             escapes = nibbles + align16((units + 1) // 2)
-            last = tl.maximum(units - 1, 0)
-            if units == 0:
-                nibbles = plane  # an empty plane may end the record: read what exists
         else:
             nibbles = plane
             escapes = plane + align16(4 * units)
         end = escapes + align16(4 * num_escapes)
-    return table, plane, nibbles, escapes.to(tl.pointer_type(tl.int32)), tl.multiple_of(end, 16), last
+    return table, plane, nibbles, escapes.to(tl.pointer_type(tl.int32)), tl.multiple_of(end, 16)
 
 
 @triton.jit

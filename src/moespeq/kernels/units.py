@@ -2,7 +2,7 @@
 
 Shapes: units [BU, 1] counted along the row, rows [1, BN]; every load is one value, or one vector, for each [BU, BN]. Units come
 first because the compiler lays threads along the first of two axes that are alike to it, and neighbours in a row are
-neighbours in memory. Asks for rows that are whole units and groups that are too (`MatrixGeometry.has_units`).
+neighbours in memory. `inside` masks units past the row's end, None where there are none. Asks for rows that are whole units and groups that are too (`MatrixGeometry.has_units`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def load_unit_words(base, units, rows, inside, m: tl.constexpr):  # type: ignore
         word1 = (word0 >> 16) & 0xFFFF
         word3 = (word2 >> 16) & 0xFFFF
     else:
-        word0 = tl.load(words, mask=inside, other=0)
-        second = tl.load(words + 1, mask=inside, other=0)
-        third = tl.load(words + 2, mask=inside, other=0)
+        word0 = _load(words, inside, 0)
+        second = _load(words + 1, inside, 0)
+        third = _load(words + 2, inside, 0)
         word1 = (word0 >> 24) & 0xFF | second << 8
         word2 = (second >> 16) & 0xFFFF | third << 16
         word3 = (third >> 8) & 0xFFFFFF
@@ -37,25 +37,44 @@ def load_unit_words(base, units, rows, inside, m: tl.constexpr):  # type: ignore
 def load_unit_scale(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
     """Bits of each unit's scale, int32 [BU, BN]."""
     scales = (base + m.scales_at).to(tl.pointer_type(tl.uint16))
-    return tl.load(scales + rows * m.num_groups + units * 32 // m.group, mask=inside, other=0).to(tl.int32)
+    return _load(scales + rows * m.num_groups + units * 32 // m.group, inside, 0).to(tl.int32)
 
 
 @triton.jit
 def load_unit_zero(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Each unit's zero code, int32 [BU, BN]."""
-    return tl.load(base + m.zeros_at + rows * m.num_groups + units * 32 // m.group, mask=inside, other=0).to(tl.int32)
+    """Each unit's zero code, int32 [BU, BN]; 1 outside, so that codes of 0 are none there."""
+    return _load(base + m.zeros_at + rows * m.num_groups + units * 32 // m.group, inside, 1).to(tl.int32)
 
 
 @triton.jit
 def load_vector(pointers, inside, length: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`length` consecutive values from each pointer [BU, BN]: [BU, BN, length]."""
-    return tl.load(pointers[:, :, None] + tl.arange(0, length)[None, None, :], mask=inside[:, :, None], other=0)
+    """`length` consecutive values from each pointer [...]: [..., length]."""
+    lanes = tl.arange(0, length)[None, None, :]
+    if len(pointers.shape) == 3:
+        lanes = lanes[None, :, :, :]
+    pointers = tl.expand_dims(pointers, -1) + lanes
+    return _load(pointers, None if inside is None else tl.expand_dims(inside, -1), 0)
+
+
+@triton.jit
+def _load(pointers, inside, outside: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Without a mask where all is inside: a masked load costs a register's reset."""
+    if inside is None:
+        values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=inside, other=outside)
+    return values
 
 
 @triton.jit
 def split4(values):  # type: ignore[no-untyped-def]
-    """[BU, BN, 4] -> four [BU, BN], in registers."""
-    low, high = tl.split(tl.reshape(values, (values.shape[0], values.shape[1], 2, 2)))  # last bit of the index 0, 1
+    """[..., 4] -> four [...], in registers."""
+    shape: tl.constexpr = values.shape
+    if len(shape) == 3:
+        halves = tl.reshape(values, (shape[0], shape[1], 2, 2))
+    else:
+        halves = tl.reshape(values, (shape[0], shape[1], shape[2], 2, 2))
+    low, high = tl.split(halves)  # last bit of the index 0, 1
     value0, value2 = tl.split(low)
     value1, value3 = tl.split(high)
     return value0, value1, value2, value3

@@ -18,11 +18,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BASE_IN_SLOT", "VerifyTable"]
+__all__ = ["BASE_IN_SLOT", "RoutedPairs", "VerifyTable"]
 
 BASE_IN_SLOT = -1  # bank row of an expert whose base is not resident: its slot holds base record, then residual record
 GROUPS_AT = 4
 GROUP_INTS = 4
+
+
+class RoutedPairs:
+    """A layer's routed pairs, those of an expert side by side; made once a layer, used by all its waves.
+
+    experts [N] ascending and distinct; expert n has the pairs order[first[n] : first[n] + count[n]], ascending.
+    """
+
+    __slots__ = ("count", "experts", "first", "order")
+
+    def __init__(self, routes: npt.NDArray[np.int64]) -> None:
+        """`routes` [live rows, K]."""
+        flat = routes.reshape(-1)
+        self.order = flat.argsort(kind="stable")
+        by_expert = flat[self.order]
+        self.first = np.concatenate((_ZERO, np.flatnonzero(by_expert[1:] != by_expert[:-1]) + 1))
+        self.count = np.append(self.first[1:], flat.size) - self.first
+        self.experts = by_expert[self.first]
+
+
+_ZERO = np.zeros(1, dtype=np.int64)
 
 
 class VerifyTable:
@@ -42,33 +63,27 @@ class VerifyTable:
         self._pairs = values[self.pairs_at :]
 
     def fill(
-        self, routes: npt.NDArray[np.int64], slots: npt.NDArray[np.int32], bank_rows: npt.NDArray[np.int32]
-    ) -> int:
-        """Write the groups of the wave's experts and return how many there are.
+        self,
+        pairs: RoutedPairs,
+        experts: npt.ArrayLike,
+        slots: npt.ArrayLike,
+        bank_rows: npt.ArrayLike,
+    ) -> None:
+        """Write the wave's groups: `slots[i]` holds the record of `experts[i]`, which `pairs` has.
 
-        routes [live rows, K]; slots [E]: the slot of each expert of this wave, -1 for all others; bank_rows [E]: where
-        each expert's base lies in the bank, or BASE_IN_SLOT.
+        bank_rows: where each expert's base lies in the bank, or BASE_IN_SLOT.
         """
-        flat = routes.reshape(-1)
-        order = flat.argsort(kind="stable")
-        experts = flat[order]
-        first = np.flatnonzero(np.concatenate((_TRUE, experts[1:] != experts[:-1])))
-        ends = np.append(first[1:], flat.size)
-        experts = experts[first]
-        chosen = slots[experts] >= 0
-        experts, first, ends = experts[chosen], first[chosen], ends[chosen]
-        groups = self._groups[: experts.size]
-        groups[:, 0] = slots[experts]
-        groups[:, 1] = bank_rows[experts]
-        groups[:, 2] = first
-        groups[:, 3] = ends - first
-        self._pairs[: flat.size] = order
-        self._num_groups[0] = experts.size
-        return int(experts.size)
+        places = pairs.experts.searchsorted(experts)
+        num_groups = len(places)
+        groups = self._groups[:num_groups]
+        groups[:, 0] = slots
+        groups[:, 1] = bank_rows
+        groups[:, 2] = pairs.first[places]
+        groups[:, 3] = pairs.count[places]
+        self._pairs[: len(pairs.order)] = pairs.order
+        self._num_groups[0] = num_groups
 
     def upload(self) -> None:
         """Enqueue the one copy to the device on the current stream; capturable."""
         self.device.copy_(self._host, non_blocking=True)
 
-
-_TRUE = np.array([True])

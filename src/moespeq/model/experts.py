@@ -80,7 +80,7 @@ class TargetExperts:
 
     weights: ExpertWeights
     residency: Residency
-    release: Callable[[Sequence[int]], None] | None = None
+    release: Callable[[Sequence[int]], object] | None = None
     _on_layer: Callable[[int, list[list[int]]], None] | None = None
     _live_rows: int = 0
     _row_tile: int | None = None

@@ -16,9 +16,17 @@ from torch import Tensor
 
 from moespeq.transfer.cuda_driver import CudaDriver, EventHandle
 
-__all__ = ["CopyStream", "CudaCopyStream"]
+__all__ = ["CopyStream", "CudaCopyStream", "Point"]
 
 _NUM_COPIES = 16  # events in turn, so that a thread that still waits for an ended copy does not wait for the next one
+
+
+class Point(Protocol):
+    """A place in the order of launched kernels."""
+
+    def synchronize(self) -> None:
+        """Block until all before it has run."""
+        ...
 
 
 class CopyStream(Protocol):
@@ -30,11 +38,11 @@ class CopyStream(Protocol):
     num_slots: int
     slot_bytes: int
 
-    def fence(self) -> object:
+    def fence(self) -> Point:
         """A point after every kernel launched so far on the stream that was current where this was made."""
         ...
 
-    def begin(self, record: Tensor, slot: int, after: object | None) -> object:
+    def begin(self, record: Tensor, slot: int, after: Point | None) -> object:
         """Queue a copy that waits on the device for `after`."""
         ...
 
@@ -67,12 +75,12 @@ class CudaCopyStream:
         self._driver = CudaDriver()
         self._spare = deque(self._new_copy() for _ in range(_NUM_COPIES))
 
-    def fence(self) -> object:
+    def fence(self) -> Point:
         event = torch.cuda.Event()
         event.record(self._compute)
         return event
 
-    def begin(self, record: Tensor, slot: int, after: object | None) -> object:
+    def begin(self, record: Tensor, slot: int, after: Point | None) -> object:
         driver, stream = self._driver, self._stream.cuda_stream
         driver.bind()
         copy = self._spare.popleft() if self._spare else self._new_copy()

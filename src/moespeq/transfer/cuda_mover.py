@@ -32,7 +32,7 @@ from torch import Tensor
 from moespeq.errors import MoespeqError
 from moespeq.ports import Clock
 from moespeq.transfer.completions import CompletionBox, copy_failure
-from moespeq.transfer.copy_stream import CopyStream
+from moespeq.transfer.copy_stream import CopyStream, Point
 from moespeq.transfer.host_records import HostRecords, Outcome
 from moespeq.transfer.link_times import LinkTimes
 from moespeq.transfer.moves import Move, MoveLog
@@ -50,7 +50,7 @@ class _Job:
     """A fetch on its way: its slot's fence, its record once that is in host memory, its copy once that has begun."""
 
     fetch: Fetch
-    after: object | None
+    after: Point | None
     record: Tensor | None = None
     ready_s: float = 0.0
     copy: object | None = None
@@ -83,7 +83,7 @@ class CudaMover:
         self._sleep_until = sleep_until or self._sleep_on_clock
         self._max_begun = max_begun
         self._times = LinkTimes(bytes_per_s)
-        self._fences: dict[int, object] = {}
+        self._fences: dict[int, Point] = {}
         self._jobs: dict[int, _Job] = {}  # by slot, which is one fetch's until its completion
         self._link: UrgencyQueue[int] = UrgencyQueue()
         self._lock = threading.Lock()
@@ -131,11 +131,12 @@ class CudaMover:
                 self._stream.wait_busily(job.copy)
             self._sleep_until(job.report_s)
 
-    def fence(self, slots: Sequence[int]) -> None:
-        """Kernels launched on the current stream so far read `slots`: a copy submitted later waits for them."""
+    def fence(self, slots: Sequence[int]) -> Point:
+        """Kernels launched so far read `slots`: a copy submitted later waits for them. Returns the point behind."""
         point = self._stream.fence()
         for slot in slots:
             self._fences[slot] = point
+        return point
 
     def take_moves(self) -> list[Move]:
         """When the link was moving, since the last call."""

@@ -50,6 +50,7 @@ class DraftGraphs:
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._routes = torch.zeros(num_layers, top_k, dtype=torch.int64, device=device)
         self._ring = torch.zeros(max_steps, num_layers, top_k, dtype=torch.int64, pin_memory=True)
+        self._stream = torch.cuda.current_stream(device)
         self._events = [torch.cuda.Event() for _ in range(max_steps)]
         self._steps: dict[int, _Step] = {}
 
@@ -67,7 +68,7 @@ class DraftGraphs:
         for step in range(num_steps):
             step_graph.graph.replay()
             self._ring[step].copy_(self._routes, non_blocking=True)
-            self._events[step].record()
+            self._events[step].record(self._stream)
             if step + 1 < num_steps:
                 self._token.copy_(choose(step_graph.logits, step))
             while num_told < step and self._events[num_told].query():

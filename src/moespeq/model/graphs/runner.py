@@ -9,13 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
-from moespeq.kernels import ExpertMath
-from moespeq.model.experts import TargetExperts
 from moespeq.model.graphs.attention import KVStorage
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import compile_layers, eager_layers
 from moespeq.model.graphs.draft_graph import DraftGraphs
 from moespeq.model.graphs.forward import Forward
+from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
@@ -29,7 +28,7 @@ _MASK_ALIGN_TOK = 64  # attention kernels want rows of a mask to begin on 16 byt
 class GraphRunner:
     """See Runner. `warm_up` compiles and allocates; graphs of a length bucket are captured when it is first reached.
 
-    draft: the draft's experts, None for an engine that never drafts. products: computes a verified layer's experts.
+    draft: the draft's experts, None for an engine that never drafts; products: a verified layer's; prefill: a prompt's.
     """
 
     def __init__(
@@ -42,9 +41,8 @@ class GraphRunner:
         num_layers: int,
         top_k: int,
         draft: LayerExperts | None,
-        target: TargetExperts,
-        maths: Sequence[ExpertMath],
         products: WaveProducts,
+        prefill: PrefillExperts,
     ) -> None:
         config = model.config.get_text_config()
         self.model, self.context_tok, self.rows = model, context_tok, rows
@@ -52,7 +50,7 @@ class GraphRunner:
         self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
         length_tok = -(-self.buckets.storage_tok(context_tok, rows) // _MASK_ALIGN_TOK) * _MASK_ALIGN_TOK
         self._storage = KVStorage(length_tok)
-        self._target, self._maths, self._products = target, maths, products
+        self._products, self._prefill = products, prefill
         static_pass = StaticPass(self._storage)
         self._eager = Forward(model, static_pass, columns=None)
         fixed = Forward(model, static_pass, columns=length_tok)
@@ -95,12 +93,11 @@ class GraphRunner:
         return max_k(position, self.rows, self.buckets, self.context_tok)
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
-        self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
         with eager_layers():
-            return self._eager(ids, places, places, bucket, self._exact_experts, num_logits=num_logits)
+            return self._eager(ids, places, places, bucket, self._prefill.of(len(tokens)), num_logits=num_logits)
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"
@@ -110,6 +107,3 @@ class GraphRunner:
         self._products.on_layer = on_layer
         bucket = self.buckets.above(position + len(tokens) - 1)
         return self._verify.verify(tokens, position, bucket)
-
-    def _exact_experts(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
-        return self._target(layer, self._maths[layer], hidden, routes, weights)

@@ -18,7 +18,7 @@ def activation_of(model: PreTrainedModel) -> str:
 
 
 def why_not_graphs(model: PreTrainedModel, activations: Container[str]) -> str | None:
-    """None when the kernels, which fuse `activations`, know the experts' arithmetic and the attention is torch's own."""
+    """None when kernels that fuse `activations` know the experts' arithmetic, and the attention is torch's own."""
     for _, module in experts_modules(model):
         if module.has_bias:
             return "its experts have biases"

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from moespeq.kernels import combine
+from moespeq.kernels.weighted_sum import weighted_sum
 from moespeq.model.graphs.capture import GraphPool, PieceRecorder
 from moespeq.model.graphs.forward import Forward
 
@@ -68,7 +69,7 @@ class VerifyPieces:
         self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self._products = torch.zeros(rows * top_k, hidden_size, dtype=dtype, device=device)
         self._routes = torch.zeros(rows, top_k, dtype=torch.int64, pin_memory=True)
-        self._routes_known = torch.cuda.Event()
+        self._routes_known, self._stream = torch.cuda.Event(), torch.cuda.current_stream(device)
         self._sets: dict[int, _Pieces] = {}
 
     def warm_up(self, spare_place: int, bucket: int) -> None:
@@ -85,7 +86,7 @@ class VerifyPieces:
         live_routes = self._routes[: len(tokens)]
         for layer, graph in enumerate(before_experts):
             graph.replay()
-            self._routes_known.record()
+            self._routes_known.record(self._stream)
             self._routes_known.synchronize()
             self._layers.compute(layer, live_routes, self._hidden, self._products)
         last.replay()
@@ -94,10 +95,11 @@ class VerifyPieces:
     def _fill(self, tokens: Sequence[int], position: int) -> None:
         live = len(tokens)
         assert live <= self._rows
-        written = torch.arange(position, position + self._rows)
-        self._inputs_host[0] = torch.tensor([*tokens, *[tokens[-1]] * (self._rows - live)])
-        self._inputs_host[1] = written.clamp(max=position + live - 1)
-        self._inputs_host[2] = written
+        written = np.arange(position, position + self._rows)
+        inputs = self._inputs_host.numpy()
+        inputs[0, :live], inputs[0, live:] = tokens, tokens[-1]
+        inputs[1] = written.clip(max=position + live - 1)
+        inputs[2] = written
         self._inputs.copy_(self._inputs_host, non_blocking=True)
 
     def _capture(self, bucket: int) -> _Pieces:
@@ -112,7 +114,7 @@ class VerifyPieces:
             self._routes.copy_(routes, non_blocking=True)
             if recorder is not None:
                 recorder.cut()
-            mixed = combine(self._products.view(*routes.shape, -1), weights, hidden.dtype)
+            mixed = weighted_sum(self._products.view(*routes.shape, -1), weights)
             self._products.zero_()
             return mixed
 

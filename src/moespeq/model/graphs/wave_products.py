@@ -9,23 +9,24 @@ Shapes: R rows, K experts a row, E experts, H hidden, I intermediate, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify import verify_experts
-from moespeq.kernels.verify_table import VerifyTable
+from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.runner import OnLayer
 from moespeq.nested import Layout
 from moespeq.residency import Residency
 
-__all__ = ["DeviceExperts", "WaveProducts"]
+__all__ = ["DeviceExperts", "Point", "Release", "WaveProducts"]
 
 _NUM_TABLES = 8
 
@@ -41,78 +42,63 @@ class DeviceExperts:
     num_experts: int
     activation: str
 
+    @property
+    def bank_or_slots(self) -> Tensor:
+        """The bank, or any tensor where there is none: then records are plain, and never completed from it."""
+        return self.slots if self.bank is None else self.bank
+
+
+class Release(Protocol):
+    """Told which slots are read by what was launched so far; returns the point behind it, which can be waited for."""
+
+    def __call__(self, slots: Sequence[int]) -> Point: ...
+
+
+class Point(Protocol):
+    """A place in the order of what was launched."""
+
+    def synchronize(self) -> None: ...
+
 
 @dataclass(slots=True)
 class _Station:
-    """A table, the event behind its last launch, and its graph for each layout."""
+    """A table, its graph for each layout, and the point behind the last launch."""
 
     table: VerifyTable
-    done: torch.cuda.Event
     graphs: dict[Layout, torch.cuda.CUDAGraph]
+    behind: Point | None = None
 
 
 class WaveProducts:
-    """See LayerProducts. `on_layer` hears the true routes; `release` is told which slots launched kernels read."""
+    """See LayerProducts. `on_layer` hears the true routes; `release` of every launch."""
 
     def __init__(
-        self,
-        experts: DeviceExperts,
-        residency: Residency,
-        pool: GraphPool,
-        *,
-        rows: int,
-        top_k: int,
-        release: Callable[[Sequence[int]], None],
+        self, experts: DeviceExperts, residency: Residency, pool: GraphPool, *, rows: int, top_k: int, release: Release
     ) -> None:
         self._experts, self._residency, self._pool, self._release = experts, residency, pool, release
         self._top_k = top_k
         device = experts.slots.device
         self._inner = torch.zeros(rows * top_k, experts.geometry.intermediate, dtype=torch.bfloat16, device=device)
         self._stations = [
-            _Station(VerifyTable(experts.num_experts, rows, top_k, device), torch.cuda.Event(), {})
-            for _ in range(_NUM_TABLES)
+            _Station(VerifyTable(experts.num_experts, rows, top_k, device), {}) for _ in range(_NUM_TABLES)
         ]
-        self._num_launched = 0
-        self._slot_of = np.full(experts.num_experts, -1, dtype=np.int32)
-        self._bank_rows = np.arange(len(experts.layouts) * experts.num_experts, dtype=np.int32)
         self.on_layer: OnLayer | None = None
 
     def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
-        rows: list[list[int]] = routes.tolist()
-        if self.on_layer is not None:
-            self.on_layer(layer, rows)
         live = routes.numpy()
-        for wave in self._residency.acquire(layer, sorted({expert for row in rows for expert in row})):
-            self._launch(layer, wave.experts, wave.slots, live, hidden, products)
+        if self.on_layer is not None:
+            self.on_layer(layer, live.tolist())
+        pairs, stations = RoutedPairs(live), itertools.cycle(self._stations)
+        first_row = layer * self._experts.num_experts
+        for station, wave in zip(stations, self._residency.acquire(layer, pairs.experts.tolist()), strict=False):
+            if station.behind is not None:
+                station.behind.synchronize()
+            station.table.fill(pairs, wave.experts, wave.slots, [first_row + expert for expert in wave.experts])
+            self._graph(station, self._experts.layouts[layer], hidden, products).replay()
+            station.behind = self._release(wave.slots)
             self._residency.pump()
-
-    def _launch(
-        self,
-        layer: int,
-        experts: Sequence[int],
-        slots: Sequence[int],
-        live: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-        hidden: Tensor,
-        products: Tensor,
-    ) -> None:
-        station = self._stations[self._num_launched % _NUM_TABLES]
-        if self._num_launched >= _NUM_TABLES:
-            station.done.synchronize()
-        self._num_launched += 1
-        first = layer * self._experts.num_experts
-        self._slot_of[experts] = slots
-        station.table.fill(live, self._slot_of, self._bank_rows[first : first + self._experts.num_experts])
-        self._slot_of[experts] = -1
-        self._graph(station, self._experts.layouts[layer], hidden, products).replay()
-        station.done.record()
-        self._release(slots)
-
-    def _graph(self, station: _Station, layout: Layout, hidden: Tensor, products: Tensor) -> torch.cuda.CUDAGraph:
-        graph = station.graphs.get(layout)
-        if graph is None:
-            (graph,) = self._pool.capture(lambda _: self._run(station.table, layout, hidden, products))
-            station.graphs[layout] = graph
-        return graph
+        for station in self._stations:
+            station.behind = None  # the next layer's routes are known only after all of this has run
 
     def warm_up(self, hidden: Tensor, products: Tensor) -> None:
         """Compile the kernels and capture all graphs."""
@@ -121,6 +107,13 @@ class WaveProducts:
             for station in self._stations:
                 self._graph(station, layout, hidden, products)
 
+    def _graph(self, station: _Station, layout: Layout, hidden: Tensor, products: Tensor) -> torch.cuda.CUDAGraph:
+        graph = station.graphs.get(layout)
+        if graph is None:
+            (graph,) = self._pool.capture(lambda _: self._run(station.table, layout, hidden, products))
+            station.graphs[layout] = graph
+        return graph
+
     def _run(self, table: VerifyTable, layout: Layout, hidden: Tensor, products: Tensor) -> None:
         experts = self._experts
         table.upload()
@@ -128,7 +121,7 @@ class WaveProducts:
             hidden,
             table,
             experts.slots,
-            experts.slots if experts.bank is None else experts.bank,  # plain records are never completed from a bank
+            experts.bank_or_slots,
             products,
             self._inner,
             geometry=experts.geometry,

@@ -1,6 +1,6 @@
 """Kernels alone, on this machine's GPU: draft, verify and decode at the shapes of four models. Prints a table, writes JSON.
 
-    python benchmarks/kernels.py [--out kernels.json] [--shapes qwen1.5-moe phi-3.5-moe ...]
+    python benchmarks/kernel_speed.py [--out kernels.json] [--shapes qwen1.5-moe phi-3.5-moe ...]
 
 "GB/s" counts bf16 weights, 2 bytes each, whatever the records hold. Weights are random with the spread of trained ones. Every
 timed run is a graph replay over more bytes than the L2 cache holds; figures are medians.
@@ -22,7 +22,7 @@ from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
 from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify import verify_experts
-from moespeq.kernels.verify_table import VerifyTable
+from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.nested import DEFAULT_FORMAT, Layout, encode_base, encode_record, pack_base
 
 ROWS = 33
@@ -138,10 +138,10 @@ def time_draft(shape: Shape, geometry: ExpertGeometry, bank: torch.Tensor) -> fl
 def time_verify(
     shape: Shape, geometry: ExpertGeometry, layout: Layout, bank: torch.Tensor, slots: torch.Tensor
 ) -> float:
-    experts = len(bank)
     hidden = torch.randn(ROWS, shape.hidden, device="cuda").to(torch.bfloat16)
-    table = VerifyTable(experts, ROWS, shape.top_k, "cuda")
-    table.fill(spread_routes(shape), np.arange(experts, dtype=np.int32), np.arange(experts, dtype=np.int32))
+    table = VerifyTable(len(bank), ROWS, shape.top_k, "cuda")
+    pairs = RoutedPairs(spread_routes(shape))
+    table.fill(pairs, pairs.experts, pairs.experts, pairs.experts)
     table.upload()
     products = torch.empty(ROWS * shape.top_k, shape.hidden, dtype=torch.bfloat16, device="cuda")
     inner = torch.empty(ROWS * shape.top_k, shape.intermediate, dtype=torch.bfloat16, device="cuda")

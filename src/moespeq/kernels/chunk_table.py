@@ -1,0 +1,63 @@
+"""What launches of the verify kernels compute for a prefill: many rows, so an expert may have many groups of pairs.
+
+The kernels take a table as they find it (see verify_table). This one's pairs are written once a layer, its groups once
+a wave, by copies in the order of the stream: one table on the device is enough, and only the pinned buffers that copies
+still read must be left alone. An expert's pairs are cut into groups of GROUP_PAIRS, each of which decodes the expert
+again: cheap as long as the link is slower than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, RoutedPairs
+
+__all__ = ["GROUP_PAIRS", "ChunkTable"]
+
+GROUP_PAIRS = 48  # three row tiles share a decoded block
+
+
+class ChunkTable:
+    """A table for passes of any number of rows up to `max_pairs` routed pairs over `num_experts` experts a layer.
+
+    max_groups and max_rows, which the kernels' grid and unrolling follow, are those of the wave last filled.
+    """
+
+    max_rows = GROUP_PAIRS
+
+    def __init__(self, num_experts: int, max_pairs: int, device: torch.device | str, *, num_waves: int) -> None:
+        most_groups = num_experts + max_pairs // GROUP_PAIRS
+        self.pairs_at = GROUPS_AT + GROUP_INTS * most_groups
+        self.max_groups = 0
+        self.device = torch.zeros(self.pairs_at + max_pairs, dtype=torch.int32, device=device)
+        is_pinned = torch.device(device).type == "cuda"
+        self._pairs = torch.zeros(max_pairs, dtype=torch.int32, pin_memory=is_pinned)
+        self._waves = torch.zeros(num_waves, self.pairs_at, dtype=torch.int32, pin_memory=is_pinned)
+
+    def begin_layer(self, pairs: RoutedPairs) -> None:
+        """Write the layer's pairs. What earlier layers launched has run."""
+        num_pairs = len(pairs.order)
+        self._pairs.numpy()[:num_pairs] = pairs.order
+        self.device[self.pairs_at : self.pairs_at + num_pairs].copy_(self._pairs[:num_pairs], non_blocking=True)
+
+    def fill(
+        self, wave: int, pairs: RoutedPairs, experts: Sequence[int], slots: Sequence[int], bank_rows: Sequence[int]
+    ) -> None:
+        """Write the groups of a wave through buffer `wave`, which no copy still reads; see VerifyTable.fill."""
+        places = pairs.experts.searchsorted(experts)
+        first, count = pairs.first[places], pairs.count[places]
+        num_groups = -(-count // GROUP_PAIRS)
+        expert = np.repeat(np.arange(len(places)), num_groups)
+        begin = GROUP_PAIRS * (np.arange(len(expert)) - np.repeat(num_groups.cumsum() - num_groups, num_groups))
+        buffer = self._waves[wave]
+        buffer[0] = self.max_groups = len(expert)
+        groups = buffer.numpy()[GROUPS_AT : GROUPS_AT + GROUP_INTS * len(expert)].reshape(-1, GROUP_INTS)
+        groups[:, 0] = np.asarray(slots)[expert]
+        groups[:, 1] = np.asarray(bank_rows)[expert]
+        groups[:, 2] = first[expert] + begin
+        groups[:, 3] = np.minimum(count[expert] - begin, GROUP_PAIRS)
+        end = GROUPS_AT + GROUP_INTS * len(expert)
+        self.device[:end].copy_(buffer[:end], non_blocking=True)
