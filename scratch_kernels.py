@@ -1,6 +1,6 @@
 import sys, subprocess, time, torch, os, json, itertools
 sys.path.insert(0, "benchmarks")
-import kernels as KB
+import kernel_speed as KB
 from moespeq.kernels import draft, loaders, verify
 from moespeq.kernels.loaders import Loader
 from moespeq.kernels.geometry import ExpertGeometry

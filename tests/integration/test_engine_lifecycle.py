@@ -19,7 +19,7 @@ import moespeq
 from engines import open_tight
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
-from moespeq.errors import PromptError, UsageError
+from moespeq.errors import BudgetError, PromptError, UsageError
 from moespeq.model.weights import ExpertWeights
 from moespeq.types import FinishReason
 
@@ -287,3 +287,16 @@ def test_what_takes_memory_cannot_be_retuned(tiny_store: Path) -> None:
         with pytest.raises(UsageError, match="k=17 needs 18 rows"):
             engine.retune(k=17)
         assert engine.options.k == 4
+
+
+def test_a_device_out_of_memory_in_a_round_is_a_sentence_and_the_next_answer_works(
+    engine: Engine, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._parts.runner, "verify", exhausted)
+        with pytest.raises(BudgetError, match="ran out of memory in the middle of an answer"):
+            text(engine)
+    assert text(engine) == answer

@@ -37,13 +37,17 @@ Rows = Annotated[
     int | None,
     typer.Option("--rows", help="Row bucket of a verify pass: 17, 33 or 65. Results are equal for equal rows."),
 ]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="auto|cpu|cuda", help="Where the model runs; auto is a GPU where there is one."),
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option("--device-memory", metavar="SIZE", help="Memory of the device, such as 12GiB; by default auto."),
 ]
 HostMemory = Annotated[
     str | None,
-    typer.Option("--host-memory", metavar="SIZE", help="Host cache in front of the disk; by default auto."),
+    typer.Option("--host-memory", metavar="SIZE", help="Host memory for records; by default auto."),
 ]
 CtxSize = Annotated[int | None, typer.Option("--ctx-size", help="Context length in tokens; by default auto.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="At most this many new tokens.")]

@@ -45,6 +45,7 @@ def command(
     k: options.K = "auto",
     rows: options.Rows = None,
     ctx_size: options.CtxSize = None,
+    device: options.Device = "auto",
     device_memory: options.DeviceMemory = None,
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
@@ -67,6 +68,7 @@ def command(
             k=parse_k(k),
             rows=rows,
             ctx_size=ctx_size,
+            device=device,
             device_memory=device_memory,
             host_memory=host_memory,
             threads=threads,
@@ -96,7 +98,7 @@ def command(
         was_interrupted = _show(stream, target)
         stats = stream.result.stats
         if json:
-            print_json(stream.result.to_json())
+            print_json({**stream.result.to_json(), "device": engine.options.device, "passes": dict(engine.facts)})
         else:
             err.print(
                 f"{len(stream.result.tokens)} tokens ({stream.result.finish_reason.value}), "

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from moespeq.decode.accept import Accepted, cut
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
-from moespeq.errors import UsageError
+from moespeq.errors import BudgetError, UsageError
 from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.types import FinishReason, StepReport
@@ -92,6 +94,11 @@ class Generation:
     def __iter__(self) -> Iterator[StreamPiece]:
         try:
             yield from self._run()
+        except torch.OutOfMemoryError as error:
+            raise BudgetError(
+                "The device ran out of memory in the middle of an answer, perhaps to another process; free some and ask "
+                "again, or load with a smaller --device-memory."
+            ) from error
         finally:
             self._loop.abandon()
 

@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from moespeq.config import LoadOptions
+from moespeq.config import LoadOptions, format_bytes
 from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
+from moespeq.errors import BudgetError
 from moespeq.hardware.gpu import require_gpu
 from moespeq.kernels.activations import FUSED_ACTIVATIONS
 from moespeq.kernels.decode import decode_expert
@@ -38,12 +39,13 @@ from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock, RecordSource
 from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
-from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource
+from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource, check_records, spread
 
 __all__ = ["cuda_tier"]
 
 _PUMP_INTERVAL_S = 2.5e-3  # a draft step
 _FASTEST_LINK_BYTES_PER_S = 55e9  # PCIe 5; a slower one only has its queue a little deeper than it needs
+_NUM_CHECKED = 4
 _LINK_SLOT_SHARE = 10  # the queue takes at most one slot in so many
 
 
@@ -59,6 +61,16 @@ class _Memory:
 
 def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
     """Load everything onto the GPU. Raises UsageError, BudgetError, StorageError or StoreError."""
+    try:
+        return _load(store, options, plan, clock)
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"The GPU ran out of memory while loading {format_bytes(plan.total_bytes)}, perhaps to another process; "
+            f"free some, or load with a smaller --device-memory."
+        ) from error
+
+
+def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
     gpu, manifest = require_gpu(), store.manifest
     model = load_without_experts(load_config(store.model_folder), dense_tensors(store), device="cuda")
     memory = _allocate(store, options, plan)
@@ -88,6 +100,8 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
             num_bytes=records.num_bytes,
             options=residency_options(options, link_depth=link_depth),
         )
+        if options.records == "store":
+            _check_copies(store, records, memory.slots)
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
     except BaseException:
         close()
@@ -102,6 +116,19 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
         close=close,
         facts=facts,
     )
+
+
+def _check_copies(store: Store, records: HostRecords, slots: torch.Tensor) -> None:
+    """Carry a few records to the device and back. Raises StorageError when one came back changed."""
+    for key in spread(list(store.keys()), _NUM_CHECKED):
+        record = records.borrow(key)
+        try:
+            slots[0, : record.numel()].copy_(record)
+            check_records(
+                [(key, slots[0, : record.numel()])], lambda key: store.records[key].record.crc32, "GPU memory"
+            )
+        finally:
+            records.give_back(key)
 
 
 def _link_depth(plan: MemoryPlan) -> int:

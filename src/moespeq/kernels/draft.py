@@ -155,7 +155,9 @@ def _draft_up(  # type: ignore[no-untyped-def]
     if m.has_units:
         sums = multiply_units(base, x, rows[None, :], tl.zeros((block_units, block_rows), tl.float32), m, block_units)
     else:
-        sums = multiply_elements(base, x, rows[None, :], tl.zeros((block_units, block_rows), tl.float32), m, block_units)
+        sums = multiply_elements(
+            base, x, rows[None, :], tl.zeros((block_units, block_rows), tl.float32), m, block_units
+        )
     total = tl.sum(sums, axis=0)  # [rows]
     width: tl.constexpr = m.rows // 2 if is_gated else m.rows
     block_width: tl.constexpr = block_rows // 2 if is_gated else block_rows

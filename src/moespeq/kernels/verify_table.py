@@ -86,4 +86,3 @@ class VerifyTable:
     def upload(self) -> None:
         """Enqueue the one copy to the device on the current stream; capturable."""
         self.device.copy_(self._host, non_blocking=True)
-

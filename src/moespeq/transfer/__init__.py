@@ -13,7 +13,7 @@ from moespeq.transfer.pinned_arena import PinnedArena
 from moespeq.transfer.pinning import CudaPinning, HostPinning
 from moespeq.transfer.plain_source import PlainSource, plain_record_bytes
 from moespeq.transfer.thread_mover import ThreadMover
-from moespeq.transfer.verification import check_records
+from moespeq.transfer.verification import check_records, spread
 
 __all__ = [
     "CopyStream",
@@ -36,4 +36,5 @@ __all__ = [
     "host_arena_bytes",
     "plain_record_bytes",
     "slot_stride_bytes",
+    "spread",
 ]
