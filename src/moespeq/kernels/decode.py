@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from moespeq.kernels.geometry import ExpertGeometry
+from moespeq.kernels.units import ORDER
 from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
 from moespeq.kernels.sections import find_sections
 from moespeq.nested import Layout
@@ -74,7 +75,15 @@ def _decode_matrix(  # type: ignore[no-untyped-def]
     state = start_rows(base, sections, rows, m, layout, loader)
     ahead = prefetch(base, sections, rows, 0, m, loader, BK)
     for first_col in range(0, m.cols, BK):
-        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-        ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+        if ORDER == "early":
+            following = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
+            ahead = following
+        elif ORDER == "late":
+            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
+            ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+        else:
+            ahead2 = prefetch(base, sections, rows, first_col, m, loader, BK)
+            weights, state = load_block(base, sections, rows, first_col, state, ahead2, m, layout, loader, BK)
         cols = (first_col + tl.arange(0, BK))[None, :]
         tl.store(out + rows[:, None] * m.cols + cols, weights, mask=cols < m.cols)

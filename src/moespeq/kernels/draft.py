@@ -18,7 +18,7 @@ import triton.language as tl
 from moespeq.kernels.activations import FUSED_ACTIVATIONS, gate_and_multiply
 from moespeq.kernels.activations import activate as apply_activation
 from moespeq.kernels.draft_product import multiply_elements, multiply_units
-from moespeq.kernels.geometry import ExpertGeometry, MatrixGeometry
+from moespeq.kernels.geometry import UNIT, ExpertGeometry, MatrixGeometry
 
 __all__ = ["draft_down", "draft_experts", "draft_up"]
 
@@ -56,7 +56,7 @@ def draft_up(
     is_gated = activation is not None and geometry.is_gated
     num_pairs, top_k = routes.numel(), routes.shape[1]
     out = hidden.new_empty(num_pairs, m.rows // 2 if is_gated else m.rows)
-    block = _Block.of(m, UP_ROWS, 1)
+    block = _Block.of_up(m)
     grid = (triton.cdiv(m.rows, block.rows), num_pairs)
     _draft_up[grid](
         hidden,
@@ -90,7 +90,7 @@ def draft_down(
     num_rows, top_k = routes.shape
     out = inner.new_empty(num_rows, m.rows)
     num_slots = triton.next_power_of_2(top_k)
-    block = _Block.of(m, DOWN_ROWS, num_slots)
+    block = _Block.of_down(m, num_slots)
     grid = (triton.cdiv(m.rows, block.rows), num_rows)
     _draft_down[grid](
         inner,
@@ -110,10 +110,6 @@ def draft_down(
     return out
 
 
-UP_ROWS = 16
-DOWN_ROWS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     """A program: `rows` weight rows, `units` of 32 codes of each at once. A warp takes 32 units, so a thread's rows share x."""
@@ -123,9 +119,16 @@ class _Block:
     num_warps: int
 
     @classmethod
-    def of(cls, m: MatrixGeometry, rows: int, num_slots: int) -> _Block:
-        units = min(max(triton.next_power_of_2(m.cols // 32), 32), 128)
-        return cls(rows, units, min(max(units // 32 * num_slots, 4), 16))
+    def of_up(cls, m: MatrixGeometry) -> _Block:
+        """One expert: a row of up to 4,096 weights at once."""
+        units = min(max(triton.next_power_of_2(m.cols // UNIT), 64), 128)
+        return cls(16, units, units // 32)
+
+    @classmethod
+    def of_down(cls, m: MatrixGeometry, num_slots: int) -> _Block:
+        """All experts of a row of the pass side by side."""
+        units = min(max(triton.next_power_of_2(m.cols // UNIT), 32), 64)
+        return cls(8, units, min(max(units // 32 * num_slots, 4), 8))
 
 
 @triton.jit

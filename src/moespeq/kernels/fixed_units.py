@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from moespeq.kernels.units import join_words, load_unit_scale, load_unit_words, load_unit_zero, load_vector, split4
+from moespeq.kernels.units import TOUCH_COLS, join_words, load_unit_scale, load_unit_words, load_unit_zero, load_vector, split4, touch
 from moespeq.kernels.unit_decode import decode_unit, shift_right
 
 __all__ = ["decode_fixed_units", "load_fixed_units"]
@@ -23,6 +23,8 @@ def load_fixed_units(base, plane, rows, first_col, m: tl.constexpr, BU: tl.const
     inside = None if m.cols % (32 * BU) == 0 else (units < m.cols // 32) & (row >= 0)
     words = load_unit_words(base, units, row, inside, m)
     residual = plane.to(tl.pointer_type(tl.int32)) + row * (m.cols // 4) + units * 8
+    touch(residual, TOUCH_COLS)
+    touch(base + m.codes_at + row * m.code_row_bytes + units * (4 * m.bits), TOUCH_COLS * m.bits // 8)
     low_bytes = split4(load_vector(residual, inside, 4))
     high_bytes = split4(load_vector(residual + 4, inside, 4))
     scale = load_unit_scale(base, units, row, inside, m)
@@ -76,6 +78,7 @@ def decode_fixed_units(  # type: ignore[no-untyped-def]
 def _load_windows(nibbles, first_nibble, counts):  # type: ignore[no-untyped-def]
     """For each of four words its next eight nibbles or more, from five words of the plane."""
     plane = nibbles.to(tl.pointer_type(tl.int32)) + first_nibble // 8
+    touch(plane, 64)
     skipped = first_nibble * 4 & 28
     word0 = tl.load(plane)
     word1 = tl.load(plane + 1)

@@ -12,8 +12,9 @@ from functools import cached_property
 
 from moespeq.nested import TILE, BaseFormat, base_record_bytes, code_fields
 
-__all__ = ["ExpertGeometry", "MatrixGeometry"]
+__all__ = ["READ_AHEAD_BYTES", "UNIT", "ExpertGeometry", "MatrixGeometry"]
 
+READ_AHEAD_BYTES = 32  # how far past a record's end the fast decoders may read: what slots keep free there
 UNIT = 32  # codes that the fast kernels take at once: one scale, 16 bytes of 4-bit codes
 
 

@@ -13,6 +13,13 @@ import triton.language as tl
 __all__ = ["join_words", "load_unit_scale", "load_unit_words", "load_unit_zero", "load_vector", "split4"]
 
 
+import os
+_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+_TOUCH = tl.constexpr(os.environ.get("TOUCH","1")=="1")
+TOUCH_COLS = tl.constexpr(int(os.environ.get("TCOLS","256")))
+ORDER = tl.constexpr(os.environ.get("ORDER","early"))
+
+
 @triton.jit
 def load_unit_words(base, units, rows, inside, m: tl.constexpr):  # type: ignore[no-untyped-def]
     """Four int32 [BU, BN]: the m.bits-wide codes 0..7, 8..15, 16..23, 24..31 of each unit, from bit 0 on."""
@@ -54,6 +61,14 @@ def load_vector(pointers, inside, length: tl.constexpr):  # type: ignore[no-unty
         lanes = lanes[None, :, :, :]
     pointers = tl.expand_dims(pointers, -1) + lanes
     return _load(pointers, None if inside is None else tl.expand_dims(inside, -1), 0)
+
+
+@triton.jit
+def touch(pointers, num_bytes: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask the L2 cache for what lies `num_bytes` further on; what does not exist there is not read."""
+    if not _IS_INTERPRETED and _TOUCH:
+        further = pointers.to(tl.int64) + num_bytes
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [further], tl.int32, False, 1)
 
 
 @triton.jit

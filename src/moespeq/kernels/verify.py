@@ -18,6 +18,7 @@ import triton.language as tl
 from moespeq.kernels.activations import FUSED_ACTIVATIONS, gate_and_multiply
 from moespeq.kernels.activations import activate as apply_activation
 from moespeq.kernels.geometry import ExpertGeometry, MatrixGeometry
+from moespeq.kernels.units import ORDER
 from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
 from moespeq.kernels.sections import find_base, find_sections
 from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, VerifyTable
@@ -193,8 +194,16 @@ def _product_tiles(  # type: ignore[no-untyped-def]
         inputs = ()
         for tile in tl.static_range(TILES):
             inputs += (_load_inputs(x, pairs, num_pairs, tile, first_col, m, pairs_per_row, BK),)
-        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-        ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+        if ORDER == "early":
+            following = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
+            ahead = following
+        elif ORDER == "late":
+            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
+            ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
+        else:
+            ahead2 = prefetch(base, sections, rows, first_col, m, loader, BK)
+            weights, state = load_block(base, sections, rows, first_col, state, ahead2, m, layout, loader, BK)
         added = ()
         for tile in tl.static_range(TILES):
             added += (_multiply(weights, inputs[tile], sums[tile]),)
