@@ -1,4 +1,7 @@
-"""One thread a test process: tests run side by side, and spinning OpenMP threads would fight over the cores."""
+"""One thread a test process: tests run side by side, and spinning OpenMP threads would fight over the cores.
+
+Without a GPU, Triton's interpreter runs the kernels; it must be chosen before triton is imported.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +13,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)

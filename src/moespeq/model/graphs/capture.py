@@ -8,6 +8,7 @@ stream of their own, as CUDA demands; other threads go on copying meanwhile ("re
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ class GraphPool:
 class PieceRecorder:
     """Ends the running capture and begins the next one; everything between two cuts is one graph."""
 
-    def __init__(self, pool: tuple[int, int]) -> None:
+    def __init__(self, pool: Any) -> None:
         self._pool = pool
         self.pieces: list[torch.cuda.CUDAGraph] = []
 
