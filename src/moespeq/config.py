@@ -76,7 +76,9 @@ class LoadOptions:
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
     eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
-    records: "store" moves them as they are stored, "plain" as bf16, decoded into host memory (an ablation; CUDA only).
+    records: what crosses the link. "store": what is stored, completed by the resident base; "whole": base and residual
+    together, with no base resident and so no draft; "plain": bf16, decoded into host memory (an ablation; CUDA only).
+    "auto" is store where the base fits, else whole.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
@@ -90,7 +92,7 @@ class LoadOptions:
     mode: Literal["speculative", "on_demand"] = "speculative"
     prefetch: bool = True
     eviction: Literal["auto", "next_use", "lru"] = "auto"
-    records: Literal["store", "plain"] = "store"
+    records: Literal["auto", "store", "whole", "plain"] = "auto"
     link_bytes_per_s: float | None = None
     link_threads: int = 2
     threads: int | None = None
@@ -103,8 +105,8 @@ class LoadOptions:
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
         if self.eviction not in ("auto", "next_use", "lru"):
             raise UsageError(f"eviction '{self.eviction}' is unknown; use 'auto', 'next_use' or 'lru'.")
-        if self.records not in ("store", "plain"):
-            raise UsageError(f"records '{self.records}' is unknown; use 'store' or 'plain'.")
+        if self.records not in ("auto", "store", "whole", "plain"):
+            raise UsageError(f"records '{self.records}' is unknown; use 'auto', 'store', 'whole' or 'plain'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
             raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
         if not isinstance(self.prefetch, bool):
@@ -115,6 +117,11 @@ class LoadOptions:
         if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
             raise UsageError(f"The link bandwidth must be above 0 bytes/s, got {self.link_bytes_per_s}.")
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether a base is resident to draft with."""
+        return self.mode == "speculative" and self.records != "whole"
+
     def _check_k(self) -> None:
         if self.k == "auto":
             return
@@ -124,6 +131,8 @@ class LoadOptions:
             raise UsageError(f"k must be 'auto' or a whole number from 0 to {rows - 1}, got {self.k!r}.")
         if self.k and self.mode == "on_demand":
             raise UsageError(f"on_demand decodes without a draft, got k={self.k}; leave k out.")
+        if self.k and self.records == "whole":
+            raise UsageError(f"Whole records leave no base resident to draft with, got k={self.k}; leave k out.")
         if self.k > rows - 1:
             larger = next((bucket for bucket in ROW_BUCKETS if bucket > self.k), None)
             advice = f"load with rows={larger}" if larger else f"the largest k is {ROW_BUCKETS[-1] - 1}"

@@ -142,10 +142,6 @@ def test_a_model_without_a_chat_template(refused: Refused, checkpoint: Path) -> 
     assert "no chat template" in refused("run", checkpoint, "-p", "x", "--chat")
 
 
-def test_on_demand_from_nested_records(refused: Refused, tiny_store: Path) -> None:
-    assert "moespeq prepare --format plain" in refused("run", tiny_store, "-p", "x", "--mode", "on_demand")
-
-
 def test_an_output_that_is_taken(refused: Refused, tiny_checkpoint: Path, tiny_store: Path, tmp_path: Path) -> None:
     assert "exists already" in refused("prepare", tiny_checkpoint, "--out", tiny_store)
     assert "is the checkpoint itself" in refused("prepare", tiny_checkpoint, "--out", tiny_checkpoint)

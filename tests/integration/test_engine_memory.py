@@ -13,7 +13,7 @@ import pytest
 
 from engines import memory_for, noisy_draft, open_tight, prompts
 from moespeq.config import LoadOptions, format_bytes
-from moespeq.decode.assembly import open_engine
+from moespeq.decode.assembly import needs_of, open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
 from moespeq.errors import BudgetError, StorageError, UsageError
@@ -78,7 +78,7 @@ def test_a_budget_below_one_slot_is_refused_before_anything_is_loaded(tiny_store
         assert engine.plan.num_slots == 1
     expected = f"is 100 B too small: .* give at least {format_bytes(least_bytes)}"
     with pytest.raises(BudgetError, match=expected):
-        open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100))
+        open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100, k=4))
 
 
 def test_the_engine_takes_what_the_plan_says(tiny_store: Path) -> None:
@@ -190,9 +190,40 @@ def test_on_demand_runs_from_plain_records_without_a_base(tiny_plain_store: Path
     assert set(result.stats.bytes_by_cause) == {"demand"}
 
 
-def test_on_demand_refuses_nested_records_and_says_how_to_make_plain_ones(tiny_store: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds nested records.*moespeq prepare --format plain"):
-        open_engine(tiny_store, LoadOptions(mode="on_demand"))
+def test_on_demand_runs_from_nested_records_with_their_base_in_front(tiny_store: Path, tiny_plain_store: Path) -> None:
+    with open_tight(tiny_plain_store, 9, mode="on_demand") as engine:
+        plain = generate(engine)
+    with open_tight(tiny_store, 9, mode="on_demand") as engine:
+        whole = generate(engine)
+        assert (engine.options.records, engine.plan.base_bytes) == ("whole", 0)
+    assert whole.tokens == plain.tokens
+    assert whole.stats.link_bytes < 0.9 * plain.stats.link_bytes
+
+
+def test_without_room_for_the_base_it_travels_and_the_text_stays_plain_decodings(
+    tiny_store: Path, answer: tuple[int, ...]
+) -> None:
+    with Store.open(tiny_store) as store:
+        base_bytes = needs_of(store).base_bytes
+    memory = memory_for(tiny_store, 1) - base_bytes // 2
+    with open_engine(tiny_store, LoadOptions(device="cpu", device_memory=memory)) as engine:
+        result = generate(engine)
+        assert "nothing is drafted" in engine.plan.reasons["records"]
+        assert engine.plan.total_bytes <= memory
+        engine._parts.residency.check()
+    assert result.tokens == answer
+    assert set(result.stats.k_per_round) == {0}
+
+
+def test_a_draft_that_is_asked_for_and_does_not_fit_is_refused(tiny_store: Path) -> None:
+    memory = memory_for(tiny_store, 1) - 4096
+    with pytest.raises(BudgetError, match="INT4 base"):
+        open_engine(tiny_store, LoadOptions(device="cpu", device_memory=memory, k=4))
+
+
+def test_nested_records_alone_cannot_be_run_on_demand(tiny_store: Path) -> None:
+    with pytest.raises(UsageError, match="records='whole'"):
+        open_engine(tiny_store, LoadOptions(device="cpu", mode="on_demand", records="store"))
 
 
 def test_plain_and_nested_records_give_one_text(tiny_plain_store: Path, answer: tuple[int, ...]) -> None:

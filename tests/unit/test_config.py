@@ -176,5 +176,6 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
         "rows",
         "ctx_size",
         "link_bytes_per_s",
+        "records",
         "threads",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from moespeq.decode.link_meter import LinkMeter
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.tier import Tier, governor_for, residency_options
 from moespeq.decode.tier_cpu import cpu_tier
-from moespeq.errors import UsageError
+from moespeq.errors import BudgetError, UsageError
 from moespeq.hardware.cores import physical_cores
 from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.memory import available_host_bytes
@@ -24,7 +25,7 @@ from moespeq.model.loading import describe, load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.nested import Layout
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, plan_memory, resolve_options
-from moespeq.store import Store
+from moespeq.store import DiskSource, Store
 from moespeq.transfer import MonotonicClock, host_arena_bytes, plain_record_bytes, slot_stride_bytes
 
 __all__ = ["needs_of", "open_engine", "plan_of"]
@@ -32,7 +33,7 @@ __all__ = ["needs_of", "open_engine", "plan_of"]
 _STREAMED_ROUTES_PER_EXPERT = 2  # rows x top-k over experts from which on a prefill needs nearly all of a layer
 
 
-def needs_of(store: Store, records: Literal["store", "plain"] = "store") -> MemoryNeeds:
+def needs_of(store: Store, records: Literal["store", "whole", "plain"] = "store") -> MemoryNeeds:
     """What the model of a store needs, from its manifest and configuration alone, with its records moved like this."""
     manifest = store.manifest
     config = load_config(store.model_folder)
@@ -43,9 +44,10 @@ def needs_of(store: Store, records: Literal["store", "plain"] = "store") -> Memo
         top_k=manifest.top_k,
         matrices=list(manifest.matrices),
     )
+    source = DiskSource(store, with_base=records == "whole")
     plain_bytes = plain_record_bytes(manifest.shapes) if records == "plain" else None
     keys = list(store.keys())
-    num_bytes = {key: plain_bytes or store.record_bytes(key) for key in keys}
+    num_bytes = {key: plain_bytes or source.num_bytes(key) for key in keys}
     return MemoryNeeds(
         shape=shape,
         dense_bytes=sum(entry.num_bytes for file in store.dense_files() for entry in file.entries),
@@ -57,14 +59,40 @@ def needs_of(store: Store, records: Literal["store", "plain"] = "store") -> Memo
 
 
 def plan_of(store: Store, options: LoadOptions) -> tuple[LoadOptions, MemoryPlan]:
-    """The options with the device chosen, and where an engine's memory would go on this machine.
+    """The options with device and records chosen, and where an engine's memory would go on this machine.
 
     Raises BudgetError or UsageError.
     """
-    _check_mode(store, options)
     machine = _machine(options)
-    options = resolve_options(options, machine)
-    return options, plan_memory(needs_of(store, options.records), options, machine)
+    *first_choice, last = _choices(store, resolve_options(options, machine))
+    for choice in first_choice:
+        with suppress(BudgetError):
+            return choice, plan_memory(needs_of(store, choice.records), choice, machine)
+    plan = plan_memory(needs_of(store, last.records), last, machine)
+    if first_choice:
+        reason = "whole: the INT4 base does not fit, so it travels with its residual and nothing is drafted (k = 0)"
+        plan = replace(plan, reasons={**plan.reasons, "records": reason})
+    return last, plan
+
+
+def _choices(store: Store, options: LoadOptions) -> list[LoadOptions]:
+    """What "auto" records may become, in order of preference. Raises UsageError where a choice cannot run."""
+    is_plain = all(layout is Layout.PLAIN for layout in store.manifest.layouts)
+    if options.mode == "on_demand" and options.records == "store" and not is_plain:
+        raise UsageError(
+            f"{store.path} holds nested records, and on_demand keeps no base in memory to complete them; use "
+            f"records='whole', or a store made by `moespeq prepare --format plain`."
+        )
+    if options.records == "plain" and options.device == "cpu":
+        raise UsageError(
+            "Plain records are decoded for a GPU; a CPU takes a store made by `moespeq prepare --format plain`."
+        )
+    if options.records != "auto":
+        return [options]
+    if options.mode == "on_demand":
+        return [replace(options, records="store" if is_plain else "whole")]
+    stored = replace(options, records="store")
+    return [stored] if options.k not in ("auto", 0) else [stored, replace(options, records="whole", k=0)]
 
 
 def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:
@@ -91,15 +119,6 @@ def _machine(options: LoadOptions) -> Machine:
     except UsageError as error:
         return replace(machine, gpu=str(error))
     return replace(machine, gpu_free_bytes=gpu.free_bytes, gpu=gpu.name)
-
-
-def _check_mode(store: Store, options: LoadOptions) -> None:
-    is_plain = all(layout is Layout.PLAIN for layout in store.manifest.layouts)
-    if options.mode == "on_demand" and not is_plain and options.records == "store":
-        raise UsageError(
-            f"{store.path} holds nested records, which need the base in memory; on_demand runs from a store made by "
-            f"`moespeq prepare --format plain`."
-        )
 
 
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype) -> Engine:

@@ -96,8 +96,8 @@ class Generation:
             yield from self._run()
         except torch.OutOfMemoryError as error:
             raise BudgetError(
-                "The device ran out of memory in the middle of an answer, perhaps to another process; free some and ask "
-                "again, or load with a smaller --device-memory."
+                "The device ran out of memory in the middle of an answer, perhaps to another process; free some and "
+                "ask again, or load with a smaller --device-memory."
             ) from error
         finally:
             self._loop.abandon()

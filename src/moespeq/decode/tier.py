@@ -96,7 +96,7 @@ def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOpti
 
 
 def governor_for(options: LoadOptions) -> Governor:
-    if options.mode == "on_demand":
+    if not options.has_draft:
         return FixedDepth(0)
     if options.k == "auto":
         return AmortizingDepth(GovernorOptions(k_max=options.row_bucket - 1))

@@ -32,7 +32,7 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
     model = load_without_experts(config, dense_tensors(store), dtype)
     plan = _check_threads(model, manifest.shapes, options, plan)
     arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
-    disk = PacedSource(DiskSource(store, verify=True), bytes_per_s=options.link_bytes_per_s, clock=clock)
+    disk = PacedSource(_disk(store, options), bytes_per_s=options.link_bytes_per_s, clock=clock)
     source: RecordSource = HostCache(disk, budget_bytes=plan.host_bytes) if plan.host_bytes else disk
     mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
     link_depth = 2 * options.link_threads
@@ -50,7 +50,7 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
         layouts=manifest.layouts,
         shapes=manifest.shapes,
         fmt=manifest.base_format,
-        bank=None if options.mode == "on_demand" else _load_bank(store),
+        bank=_load_bank(store) if options.has_draft else None,
     )
     runner = EagerRunner(
         model,
@@ -69,6 +69,10 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
         close=mover.close,
         facts=dict.fromkeys(("draft", "verify", "prefill"), "eager: this is a CPU"),
     )
+
+
+def _disk(store: Store, options: LoadOptions) -> DiskSource:
+    return DiskSource(store, verify=True, with_base=options.records == "whole")
 
 
 def _load_bank(store: Store) -> BaseBank:

@@ -100,7 +100,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
             num_bytes=records.num_bytes,
             options=residency_options(options, link_depth=link_depth),
         )
-        if options.records == "store":
+        if options.records != "plain":
             _check_copies(store, records, memory.slots)
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
     except BaseException:
@@ -121,12 +121,11 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
 def _check_copies(store: Store, records: HostRecords, slots: torch.Tensor) -> None:
     """Carry a few records to the device and back. Raises StorageError when one came back changed."""
     for key in spread(list(store.keys()), _NUM_CHECKED):
-        record = records.borrow(key)
+        record, stored_bytes = records.borrow(key), store.record_bytes(key)
         try:
             slots[0, : record.numel()].copy_(record)
-            check_records(
-                [(key, slots[0, : record.numel()])], lambda key: store.records[key].record.crc32, "GPU memory"
-            )
+            stored = slots[0, record.numel() - stored_bytes : record.numel()]  # behind its base, where that travels
+            check_records([(key, stored)], lambda key: store.records[key].record.crc32, "GPU memory")
         finally:
             records.give_back(key)
 
@@ -140,14 +139,14 @@ def _link_depth(plan: MemoryPlan) -> int:
 def _source(store: Store, options: LoadOptions) -> RecordSource:
     if options.records == "plain":
         return PlainSource(store, store.manifest.shapes, store.manifest.base_format, device="cuda")
-    return DiskSource(store, verify=True)
+    return DiskSource(store, verify=True, with_base=options.records == "whole")
 
 
 def _allocate(store: Store, options: LoadOptions, plan: MemoryPlan) -> _Memory:
     manifest = store.manifest
     slots = torch.zeros(plan.num_slots, plan.slot_bytes, dtype=torch.uint8, device="cuda")
     bank = None
-    if options.mode != "on_demand":
+    if options.has_draft:
         num_records = manifest.num_layers * manifest.num_experts
         bank = torch.empty(num_records, store.base_bytes(next(store.keys())), dtype=torch.uint8, device="cuda")
         load_base_records(store, bank)

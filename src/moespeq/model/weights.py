@@ -53,8 +53,9 @@ class BaseBank:
 class ExpertWeights:
     """Exact and approximate matrices of any expert.
 
-    slots: uint8 [S, slot bytes]; layouts: the record layout of each MoE layer; bank: None when no draft is resident,
-    which only plain records allow. decode: a device's own kernel for nested records, None for the reference in torch.
+    slots: uint8 [S, slot bytes]; layouts: the record layout of each MoE layer; bank: None when no base is resident, and
+    records are plain or have their base in front. decode: a device's own kernel for nested records, None for the
+    reference in torch.
     """
 
     slots: torch.Tensor
@@ -66,10 +67,18 @@ class ExpertWeights:
 
     def exact(self, key: ExpertKey, slot: int, dtype: torch.dtype) -> Matrices:
         """The target's matrices, bit for bit, from the record in `slot`; valid until the lease ends."""
-        if self.decode is not None and self.bank is not None:
-            return self.decode(self.slots[slot], self.bank.record(*key), self.layouts[key.layer])
-        bases = self.bank.bases(*key) if self.bank is not None else ()
-        up, down = decode_record(self.slots[slot], bases, self.shapes, self.fmt, self.layouts[key.layer])
+        layout, record = self.layouts[key.layer], self.slots[slot]
+        if layout is Layout.PLAIN:
+            up, down = decode_record(record, (), self.shapes, self.fmt, layout)
+            return up.to(dtype), down.to(dtype)
+        if self.bank is not None:
+            base = self.bank.record(*key)
+        else:
+            base_bytes = base_record_bytes(self.shapes, self.fmt)
+            base, record = record[:base_bytes], record[base_bytes:]
+        if self.decode is not None:
+            return self.decode(record, base, layout)
+        up, down = decode_record(record, split_base(base, self.shapes, self.fmt), self.shapes, self.fmt, layout)
         return up.to(dtype), down.to(dtype)
 
     def base(self, layer: int, expert: int, dtype: torch.dtype) -> Matrices:

@@ -138,7 +138,7 @@ def _fixed(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> _Fixed
     kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
     return _Fixed(
         dense_bytes=needs.dense_bytes,
-        base_bytes=0 if options.mode == "on_demand" else needs.base_bytes,
+        base_bytes=needs.base_bytes if options.has_draft else 0,
         kv_bytes=kv_tok * needs.shape.kv_bytes_per_tok,
         workspace=workspace(needs.shape, options, context_tok),
     )

@@ -19,7 +19,7 @@ _LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
 _SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
 _GRAPH_COPIES = 24  # [R, H] tensors alive at once inside a graph; all graphs share one pool
 _GRAPH_BYTES = 256 << 10  # what the driver keeps of one graph that is ready to launch
-_CONTEXT_BYTES = 928 << 20  # on an H200: the context 617 MiB, cuBLAS and attention 106, our kernels and graphs the rest
+_CONTEXT_BYTES = 880 << 20  # on an H200: the context 617 MiB, cuBLAS and attention 106, our kernels and graphs the rest
 _POOL_BYTES = 128 << 20  # whole segments of 2 and 20 MiB, of which the last are half empty
 
 

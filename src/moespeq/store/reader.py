@@ -143,18 +143,28 @@ class Store:
 
 
 class DiskSource:
-    """A RecordSource over a store's expert records; the store stays open as long as this is used."""
+    """A RecordSource over a store's expert records; the store stays open as long as this is used.
 
-    def __init__(self, store: Store, *, verify: bool = False) -> None:
-        self._store, self._verify = store, verify
+    with_base: each record has its base record in front, unless it is plain and needs none.
+    """
+
+    def __init__(self, store: Store, *, verify: bool = False, with_base: bool = False) -> None:
+        self._store, self._verify, self._with_base = store, verify, with_base
 
     def num_bytes(self, key: ExpertKey) -> int:
         """Exact length of the record of `key`."""
-        return self._store.record_bytes(key)
+        return self._front_bytes(key) + self._store.record_bytes(key)
 
     def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
         """Fill the first `num_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
-        self._store.read_record_into(key, buffer, verify=self._verify)
+        front_bytes = self._front_bytes(key)
+        if front_bytes:
+            self._store.read_base_into(key, buffer, verify=self._verify)
+        self._store.read_record_into(key, buffer[front_bytes:], verify=self._verify)
+
+    def _front_bytes(self, key: ExpertKey) -> int:
+        has_front = self._with_base and self._store.layout(key) is not Layout.PLAIN
+        return self._store.base_bytes(key) if has_front else 0
 
 
 def _read_table(path: Path, table: Table) -> bytes:

@@ -71,14 +71,13 @@ class _FewPairs:
         pairs, table = RoutedPairs(routes.cpu().numpy()), self._table
         products = hidden.new_empty(routes.numel(), hidden.shape[1])  # [T * K, H]
         inner = hidden.new_empty(routes.numel(), self._experts.geometry.intermediate)  # [T * K, I]
-        first_row = layer * self._experts.num_experts
         behind: dict[int, Point] = {}
         table.begin_layer(pairs)
         for number, wave in enumerate(self._residency.acquire(layer, pairs.experts.tolist())):
             buffer = number % _NUM_BUFFERS
             if buffer in behind:
                 behind[buffer].synchronize()
-            table.fill(buffer, pairs, wave.experts, wave.slots, [first_row + expert for expert in wave.experts])
+            table.fill(buffer, pairs, wave.experts, wave.slots, self._experts.bank_rows(layer, wave.experts))
             self._launch(layer, hidden, products, inner, routes.shape[1])
             behind[buffer] = self._release(wave.slots)
             self._residency.pump()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify import verify_experts
-from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
+from moespeq.kernels.verify_table import BASE_IN_SLOT, RoutedPairs, VerifyTable
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.runner import OnLayer
 from moespeq.nested import Layout
@@ -42,9 +42,16 @@ class DeviceExperts:
     num_experts: int
     activation: str
 
+    def bank_rows(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Where the kernels find each expert's base: in the bank, before its record, or nowhere (plain records)."""
+        if self.bank is not None:
+            first = layer * self.num_experts
+            return [first + expert for expert in experts]
+        return [0 if self.layouts[layer] is Layout.PLAIN else BASE_IN_SLOT] * len(experts)
+
     @property
     def bank_or_slots(self) -> Tensor:
-        """The bank, or any tensor where there is none: then records are plain, and never completed from it."""
+        """The bank, or any tensor where there is none and nothing is read from it."""
         return self.slots if self.bank is None else self.bank
 
 
@@ -89,11 +96,10 @@ class WaveProducts:
         if self.on_layer is not None:
             self.on_layer(layer, live.tolist())
         pairs, stations = RoutedPairs(live), itertools.cycle(self._stations)
-        first_row = layer * self._experts.num_experts
         for station, wave in zip(stations, self._residency.acquire(layer, pairs.experts.tolist()), strict=False):
             if station.behind is not None:
                 station.behind.synchronize()
-            station.table.fill(pairs, wave.experts, wave.slots, [first_row + expert for expert in wave.experts])
+            station.table.fill(pairs, wave.experts, wave.slots, self._experts.bank_rows(layer, wave.experts))
             self._graph(station, self._experts.layouts[layer], hidden, products).replay()
             station.behind = self._release(wave.slots)
             self._residency.pump()
