@@ -120,7 +120,7 @@ def test_a_store_with_a_missing_or_cut_file(refused: Refused, store: Path) -> No
 
 def test_a_budget_too_small_names_the_missing_amount(refused: Refused, tiny_store: Path) -> None:
     least_bytes = memory_for(tiny_store, 1)
-    sentence = refused("run", tiny_store, "-p", "x", "--device-memory", least_bytes - 100_000)
+    sentence = refused("run", tiny_store, "-p", "x", "--k", "4", "--device-memory", least_bytes - 100_000)
     assert "97.66 KiB too small" in sentence
     assert f"give at least {format_bytes(least_bytes)}" in sentence
 
@@ -178,10 +178,10 @@ def test_a_command_line_that_makes_no_sense(refused: Refused, arguments: tuple[s
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--k", "many", "k must be 'auto' or a whole number from 0 to 16, got 'many'"),
-        ("--k", "-1", "from 0 to 16, got -1"),
-        ("--k", "\u00b2", "from 0 to 16, got '\u00b2'"),
-        ("--k", "--5", "from 0 to 16, got '--5'"),
+        ("--k", "many", "k must be 'auto' or a whole number from 0 to 32, got 'many'"),
+        ("--k", "-1", "from 0 to 32, got -1"),
+        ("--k", "\u00b2", "from 0 to 32, got '\u00b2'"),
+        ("--k", "--5", "from 0 to 32, got '--5'"),
         ("--k", "17", "load with rows=33"),
         ("--rows", "18", "rows must be one of 17, 33, 65, got 18"),
         ("--device-memory", "lots", "'lots' is not a size"),
