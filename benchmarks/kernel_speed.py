@@ -1,9 +1,9 @@
-"""Kernels alone, on this machine's GPU: draft, verify and decode at the shapes of four models. Prints a table, writes JSON.
+"""Kernels alone, on this machine's GPU: draft, verify and decode at four models' shapes. Prints a table, writes JSON.
 
     python benchmarks/kernel_speed.py [--out kernels.json] [--shapes qwen1.5-moe phi-3.5-moe ...]
 
-"GB/s" counts bf16 weights, 2 bytes each, whatever the records hold. Weights are random with the spread of trained ones. Every
-timed run is a graph replay over more bytes than the L2 cache holds; figures are medians.
+"GB/s" counts bf16 weights, 2 bytes each, whatever the records hold. Weights are random with the spread of trained
+ones. Every timed run is a graph replay over more bytes than the L2 cache holds; figures are medians.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
-from moespeq.kernels.geometry import ExpertGeometry
+from moespeq.kernels.geometry import READ_AHEAD_BYTES, ExpertGeometry
 from moespeq.kernels.verify import verify_experts
 from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.nested import DEFAULT_FORMAT, Layout, encode_base, encode_record, pack_base
@@ -115,7 +115,9 @@ def encode_layer(
 
 
 def as_slots(records: Sequence[torch.Tensor]) -> torch.Tensor:
-    slots = torch.zeros(len(records), max(record.numel() for record in records), dtype=torch.uint8, device="cuda")
+    slots = torch.zeros(
+        len(records), max(record.numel() for record in records) + READ_AHEAD_BYTES, dtype=torch.uint8, device="cuda"
+    )
     for slot, record in zip(slots, records, strict=True):
         slot[: record.numel()] = record
     return slots

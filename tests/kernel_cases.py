@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from moespeq.kernels.geometry import ExpertGeometry
+from moespeq.kernels.geometry import READ_AHEAD_BYTES, ExpertGeometry
 from moespeq.kernels.verify_table import BASE_IN_SLOT, RoutedPairs, VerifyTable
 from moespeq.nested import Base, BaseFormat, Layout, dequantize_base, encode_base, encode_record, pack_base
 
@@ -33,6 +33,11 @@ def adversarial(rows: int, cols: int, seed: int, device: str = "cpu") -> torch.T
     any_bits = torch.randint(-(1 << 15), 1 << 15, (4,), generator=generator).to(torch.int16)
     weight[-1, -4:] = any_bits.view(torch.bfloat16).to(device)
     return weight
+
+
+def in_slot(record: torch.Tensor) -> torch.Tensor:
+    """The record, and the bytes behind it that a slot keeps free."""
+    return torch.nn.functional.pad(record, (0, READ_AHEAD_BYTES), value=0xA5)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -74,10 +79,10 @@ class Layer:
 
     @property
     def bank_rows(self) -> np.ndarray:
-        in_slot = self.slots.shape[1] > self.geometry.base_bytes + max(e.record.numel() for e in self.experts)
+        has_base = self.slots.shape[1] > self.geometry.base_bytes + max(e.record.numel() for e in self.experts)
         return (
             np.full(len(self.experts), BASE_IN_SLOT, np.int32)
-            if in_slot
+            if has_base
             else np.arange(len(self.experts), dtype=np.int32)
         )
 
@@ -99,7 +104,7 @@ def make_layer(
     ]
     parts = [torch.cat((e.base, e.record)) if base_in_slot else e.record for e in experts]
     longest = max(part.numel() for part in parts)
-    slots = torch.full((num_experts, longest + 16), 0xA5, dtype=torch.uint8, device=device)
+    slots = torch.full((num_experts, longest + READ_AHEAD_BYTES), 0xA5, dtype=torch.uint8, device=device)
     for number, part in enumerate(parts):
         slots[num_experts - 1 - number, : part.numel()] = part
     bank = torch.stack([expert.base for expert in experts])

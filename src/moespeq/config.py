@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from moespeq.errors import UsageError
 
-__all__ = ["ROW_BUCKETS", "LoadOptions", "format_bytes", "nearest_name", "parse_bytes"]
+__all__ = ["ROW_BUCKETS", "LoadOptions", "RecordForm", "format_bytes", "nearest_name", "parse_bytes"]
 
 ROW_BUCKETS = (17, 33, 65)
+RecordForm = Literal["auto", "store", "whole", "plain"]
+"""What crosses the link; see LoadOptions."""
 _DEFAULT_ROWS = {"cpu": 17, "cuda": 33}
 _UNITS = {
     "": 1,
@@ -92,7 +94,7 @@ class LoadOptions:
     mode: Literal["speculative", "on_demand"] = "speculative"
     prefetch: bool = True
     eviction: Literal["auto", "next_use", "lru"] = "auto"
-    records: Literal["auto", "store", "whole", "plain"] = "auto"
+    records: RecordForm = "auto"
     link_bytes_per_s: float | None = None
     link_threads: int = 2
     threads: int | None = None

@@ -9,6 +9,8 @@ from moespeq.config import LoadOptions
 from moespeq.decode.assembly import needs_of
 from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
+from moespeq.model.graphs.suitable import passes_on_cuda
+from moespeq.model.loading import load_config
 from moespeq.plan import MemoryNeeds, least_memory_bytes
 from moespeq.prepare import is_store
 from moespeq.store import Store, open_checkpoint
@@ -48,6 +50,7 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "records_bytes": records_bytes,
             "slot_bytes": needs.slot_bytes,
             "kv_bytes_per_tok": needs.shape.kv_bytes_per_tok,
+            "passes_on_cuda": passes_on_cuda(load_config(store.model_folder)),
             **_least_memory(needs),
         }
 
@@ -73,6 +76,7 @@ def _describe_checkpoint(folder: Path) -> dict[str, Any]:
         "experts_per_layer": mapped.num_experts,
         "top_k": mapped.top_k,
         "size_bytes": checkpoint.size_bytes,
+        "passes_on_cuda": passes_on_cuda(load_config(folder)),
         "routed_experts_bytes": 2 * weights,
         "next": f"moespeq prepare {folder}",
     }

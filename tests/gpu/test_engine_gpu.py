@@ -1,7 +1,7 @@
 """The whole engine on a GPU: the same text for every k, with slots forced tight, on every family.
 
-The draft of a tiny random model hardly ever agrees with it, so flipped tokens and a noisy base (families.py) visit every
-acceptance length on the CPU; here the claim is that graphs, streams and kernels change nothing.
+The draft of a tiny random model hardly ever agrees with it, so flipped tokens and a noisy base visit every acceptance
+length on the CPU (golden/test_families.py); here the claim is that graphs, streams and kernels change nothing.
 """
 
 from __future__ import annotations

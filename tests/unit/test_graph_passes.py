@@ -13,7 +13,7 @@ from moespeq.model.graphs import operators
 from moespeq.model.graphs.attention import KVStorage, attend_plain, attend_side_by_side
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import StaticPass
-from moespeq.model.graphs.suitable import why_not_graphs
+from moespeq.model.graphs.suitable import passes_on_cuda, why_not_graphs
 
 LENGTH = 64
 WITH_GRAPHS = [family for family in FAMILIES if family != "gpt_oss"]
@@ -106,9 +106,18 @@ def test_a_bare_forward_says_that_the_experts_are_elsewhere() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_only_biased_experts_keep_a_family_from_graphs(family: str) -> None:
-    reason = why_not_graphs(random_model(family), {"silu"})
+    reason = why_not_graphs(random_model(family))
     assert reason == ("its experts have biases" if family == "gpt_oss" else None)
 
 
 def test_an_activation_without_a_kernel_keeps_a_model_from_graphs() -> None:
-    assert why_not_graphs(random_model("mixtral"), {"gelu"}) == "no kernel computes its activation 'silu'"
+    model = random_model("mixtral")
+    model.config.hidden_act = "tanh"
+    assert why_not_graphs(model) == "no kernel computes its activation 'tanh'"
+
+
+@pytest.mark.parametrize(
+    ("family", "passes"), [("qwen3_moe", "CUDA graphs"), ("gpt_oss", "eager: its experts have biases")]
+)
+def test_people_are_told_how_passes_would_run(family: str, passes: str) -> None:
+    assert passes_on_cuda(tiny_config(family)) == passes

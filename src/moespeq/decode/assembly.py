@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from moespeq.config import LoadOptions
+from moespeq.config import LoadOptions, RecordForm
 from moespeq.decode.engine import Engine, EngineParts
 from moespeq.decode.link_meter import LinkMeter
 from moespeq.decode.loop import SpeculativeLoop
@@ -21,6 +20,7 @@ from moespeq.errors import BudgetError, UsageError
 from moespeq.hardware.cores import physical_cores
 from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.memory import available_host_bytes
+from moespeq.kernels.geometry import READ_AHEAD_BYTES
 from moespeq.model.loading import describe, load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.nested import Layout
@@ -33,7 +33,7 @@ __all__ = ["needs_of", "open_engine", "plan_of"]
 _STREAMED_ROUTES_PER_EXPERT = 2  # rows x top-k over experts from which on a prefill needs nearly all of a layer
 
 
-def needs_of(store: Store, records: Literal["store", "whole", "plain"] = "store") -> MemoryNeeds:
+def needs_of(store: Store, records: RecordForm = "store") -> MemoryNeeds:
     """What the model of a store needs, from its manifest and configuration alone, with its records moved like this."""
     manifest = store.manifest
     config = load_config(store.model_folder)
@@ -52,7 +52,7 @@ def needs_of(store: Store, records: Literal["store", "whole", "plain"] = "store"
         shape=shape,
         dense_bytes=sum(entry.num_bytes for file in store.dense_files() for entry in file.entries),
         base_bytes=manifest.base_file_bytes,
-        slot_bytes=slot_stride_bytes(max(num_bytes.values())),
+        slot_bytes=slot_stride_bytes(max(num_bytes.values()) + READ_AHEAD_BYTES),
         num_records=len(num_bytes),
         records_bytes=host_arena_bytes(num_bytes),
     )

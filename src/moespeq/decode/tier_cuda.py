@@ -19,7 +19,6 @@ from moespeq.config import LoadOptions, format_bytes
 from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
 from moespeq.errors import BudgetError
 from moespeq.hardware.gpu import require_gpu
-from moespeq.kernels.activations import FUSED_ACTIVATIONS
 from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
 from moespeq.kernels.geometry import ExpertGeometry
@@ -176,7 +175,7 @@ def _runner(
         decode=partial(_decode, memory.geometry),
     )
     target = TargetExperts(weights, residency, release)
-    reason = why_not_graphs(model, FUSED_ACTIVATIONS)
+    reason = why_not_graphs(model)
     if reason is not None:
         draft = DraftExperts(weights)
         eager = EagerRunner(model, context_tok=plan.context_tok, rows=options.row_bucket, draft=draft, target=target)

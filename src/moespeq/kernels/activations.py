@@ -1,4 +1,4 @@
-"""Activations that are fused into the kernels, by the names that model configurations use.
+"""Activations inside the kernels.
 
 A gated expert computes bf16(act(gate)) * up, an ungated one act(up); gate and up are rounded to bf16 first, as torch's
 modules do. What is not here is applied between the kernels, in torch.
@@ -9,17 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FUSED_ACTIVATIONS", "activate", "gate_and_multiply"]
-
-FUSED_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-}
+__all__ = ["activate", "gate_and_multiply"]
 
 
 @triton.jit

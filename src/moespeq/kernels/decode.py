@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from moespeq.kernels.geometry import ExpertGeometry
-from moespeq.kernels.units import ORDER
 from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
 from moespeq.kernels.sections import find_sections
 from moespeq.nested import Layout
@@ -40,14 +39,15 @@ def decode_expert(
         _decode_matrix[grid](
             record,
             base,
+            loader.tables(geometry.fmt, record),
             out,
             up,
             m,
             m == down,
             layout.value,
             loader.kind,
-            BN=loader.block_rows,
-            BK=loader.block_cols,
+            block_rows=loader.block_rows,
+            block_cols=loader.block_cols,
             num_warps=loader.num_warps,
             num_stages=loader.num_stages,
             maxnreg=loader.max_registers,
@@ -59,31 +59,25 @@ def decode_expert(
 def _decode_matrix(  # type: ignore[no-untyped-def]
     record,
     base,
+    fields,
     out,
     up: tl.constexpr,
     m: tl.constexpr,
     is_down: tl.constexpr,
     layout: tl.constexpr,
     loader: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_cols: tl.constexpr,
 ):
     sections = find_sections(record, up, layout)
     if is_down:
         sections = find_sections(sections[4], m, layout)
-    rows = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), m.rows - 1)
-    state = start_rows(base, sections, rows, m, layout, loader)
-    ahead = prefetch(base, sections, rows, 0, m, loader, BK)
-    for first_col in range(0, m.cols, BK):
-        if ORDER == "early":
-            following = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
-            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-            ahead = following
-        elif ORDER == "late":
-            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-            ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
-        else:
-            ahead2 = prefetch(base, sections, rows, first_col, m, loader, BK)
-            weights, state = load_block(base, sections, rows, first_col, state, ahead2, m, layout, loader, BK)
-        cols = (first_col + tl.arange(0, BK))[None, :]
+    sections += (fields,)
+    rows = tl.minimum(tl.program_id(0) * block_rows + tl.arange(0, block_rows), m.rows - 1)
+    state = start_rows(base, sections, rows, m, layout, loader, block_cols)
+    ahead = prefetch(base, sections, rows, 0, m, loader, block_cols)
+    for first_col in range(0, m.cols, block_cols):
+        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, block_cols)
+        ahead = prefetch(base, sections, rows, first_col + block_cols, m, loader, block_cols)
+        cols = (first_col + tl.arange(0, block_cols))[None, :]
         tl.store(out + rows[:, None] * m.cols + cols, weights, mask=cols < m.cols)

@@ -3,8 +3,8 @@
 Shapes: T rows, K experts a row, P = T * K routed pairs (1 to 64), H hidden, I intermediate.
 
 A draft step reads each routed expert once and computes little, so the floor is the bank's bandwidth: bytes of P base
-records. Two launches: gate and up rows with the activation; down, weighted and summed over a row's K experts in float32,
-in a fixed order. A program asks for all it reads at once. No host synchronisation; capturable.
+records. Two launches: gate and up rows with the activation; down, weighted and summed over a row's K experts in
+float32, in a fixed order. A program asks for all it reads at once. No host synchronisation; capturable.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from moespeq.kernels.activations import FUSED_ACTIVATIONS, gate_and_multiply
 from moespeq.kernels.activations import activate as apply_activation
+from moespeq.kernels.activations import gate_and_multiply
 from moespeq.kernels.draft_product import multiply_elements, multiply_units
+from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.kernels.geometry import UNIT, ExpertGeometry, MatrixGeometry
 
 __all__ = ["draft_down", "draft_experts", "draft_up"]
@@ -112,7 +113,7 @@ def draft_down(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A program: `rows` weight rows, `units` of 32 codes of each at once. A warp takes 32 units, so a thread's rows share x."""
+    """A program: `rows` weight rows, `units` of 32 codes of each at once. A warp takes 32 units: its rows share x."""
 
     rows: int
     units: int
@@ -191,10 +192,11 @@ def _draft_down(  # type: ignore[no-untyped-def]
     block_units: tl.constexpr,
 ):
     row_of_pass = tl.program_id(1)
-    slots = tl.arange(0, num_slots)  # [slots], a power of two
-    pairs = row_of_pass * top_k + slots
-    experts = tl.load(routes + pairs, mask=slots < top_k, other=-1)
-    weight = tl.load(weights + pairs, mask=(slots < top_k) & (experts >= 0), other=0.0).to(tl.float32)
+    slots = tl.arange(0, num_slots)  # a power of two: those past K repeat the last one and count for nothing
+    pairs = row_of_pass * top_k + tl.minimum(slots, top_k - 1)
+    experts = tl.load(routes + pairs)
+    weight = tl.load(weights + pairs).to(tl.float32)
+    counts = (slots < top_k) & (experts >= 0)
     bases = bank + (first_row + tl.maximum(experts, 0)) * base_bytes
     bases = tl.multiple_of(bases, 16)[None, :, None]
     cols = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -205,5 +207,6 @@ def _draft_down(  # type: ignore[no-untyped-def]
         sums = multiply_units(bases, x, rows, sums, m, block_units)
     else:
         sums = multiply_elements(bases, x, rows, sums, m, block_units)
-    total = tl.sum(tl.sum(sums, axis=0) * weight[:, None], axis=0)  # [rows]
+    products = tl.where(counts[:, None], tl.sum(sums, axis=0) * weight[:, None], 0.0)  # [slots, rows]
+    total = tl.sum(products, axis=0)
     tl.store(out + row_of_pass * m.rows + cols, total.to(tl.bfloat16), mask=cols < m.rows)

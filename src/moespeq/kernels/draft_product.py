@@ -1,8 +1,8 @@
 """Rows of the base times one x: codes become floats in registers, and a unit's scale is applied to its sum.
 
-Shapes: sums [units, ..., rows], as many units of 32 codes as a program takes at once; base, x and rows are of that rank and
-broadcast to it. A code becomes a float without a conversion: its bits are put into the mantissa of 2^23 (marlin's trick),
-scaled back and 2^23 taken off in one exact step.
+Shapes: sums [units, ..., rows], as many units of 32 codes as a program takes at once; base, x and rows are of that
+rank and broadcast to it. A code becomes a float without a conversion: its bits are put into the mantissa of 2^23
+(marlin's trick), scaled back and 2^23 taken off in one exact step.
 """
 
 from __future__ import annotations
@@ -62,11 +62,7 @@ def multiply_elements(base, x, rows, sums, m: tl.constexpr, block_cols: tl.const
 @triton.jit
 def _along_first(values, like):  # type: ignore[no-untyped-def]
     """[n] -> [n, 1] or [n, 1, 1], of the rank of `like`."""
-    if len(like.shape) == 2:
-        result = values[:, None]
-    else:
-        result = values[:, None, None]
-    return result
+    return values[:, None] if len(like.shape) == 2 else values[:, None, None]
 
 
 @triton.jit

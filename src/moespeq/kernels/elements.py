@@ -1,7 +1,7 @@
-"""The decoder for every format: element by element, plain integer arithmetic. The reference for the fast one.
+"""The decoder for every format: element by element, plain integer arithmetic. The reference for the fast ones.
 
-Shapes: BN rows, BK columns, a block that lies in one tile of each of its rows. `place` int32 [BN] is where each row's next
-variable field lies: a nibble (nested) or a bit (code-width) of the record's stream; every block moves it on.
+Shapes: BN rows, BK columns, a block that lies in one tile of each of its rows. `place` int32 [BN] is where each row's
+next variable field lies: a nibble (nested) or a bit (code-width) of the record's stream; every block moves it on.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def _field_units(steps, m: tl.constexpr, layout: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def decode_elements(  # type: ignore[no-untyped-def]
-    base, plane, nibbles, rows, first_col, place, m: tl.constexpr, layout: tl.constexpr, BK: tl.constexpr
+    base, plane, nibbles, rows, first_col, place, m: tl.constexpr, layout: tl.constexpr, block_cols: tl.constexpr
 ):
     """(bf16 bits int32 [BN, BK] without escapes, place after the block); zeros past the row's end."""
-    cols = (first_col + tl.arange(0, BK))[None, :]
+    cols = (first_col + tl.arange(0, block_cols))[None, :]
     inside = (cols < m.cols) & (rows < m.rows)[:, None]
     row = rows[:, None]
     steps = load_steps(base, row, cols, inside, m)
@@ -117,11 +117,11 @@ def _read_fields(stream, starts, widths, inside):  # type: ignore[no-untyped-def
 
 @triton.jit
 def restore_escaped(  # type: ignore[no-untyped-def]
-    bits, escapes, first_escape, num_escapes, most, rows, first_col, m: tl.constexpr, BK: tl.constexpr
+    bits, escapes, first_escape, num_escapes, most, rows, first_col, m: tl.constexpr, block_cols: tl.constexpr
 ):
     """Overwrite what the tile's escape lists name; `most` is the longest list among the rows."""
     in_tile = rows % m.rows_per_tile * m.cols + first_col % 1024
-    position = in_tile[:, None] + tl.arange(0, BK)[None, :]
+    position = in_tile[:, None] + tl.arange(0, block_cols)[None, :]
     last = in_tile + m.cols - first_col  # a block may reach past a short row into the next row's positions
     number = 0
     while number < most:

@@ -1,7 +1,7 @@
 """The fast decoder of the fixed layout: blocks of units, weights never leave registers until they are whole.
 
-Shapes: BN rows, BU units of 32 codes in a block of BK columns. What the next block needs from memory besides nibbles is loaded
-one block ahead; the nibbles' place follows from the codes, by counting zero codes.
+Shapes: BN rows, BU units of 32 codes in a block. What the next block needs from memory besides nibbles is loaded one
+block ahead; the nibbles' place `place` int32 [BN] follows from the codes, by counting zero codes.
 """
 
 from __future__ import annotations
@@ -9,47 +9,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from moespeq.kernels.units import TOUCH_COLS, join_words, load_unit_scale, load_unit_words, load_unit_zero, load_vector, split4, touch
-from moespeq.kernels.unit_decode import decode_unit, shift_right
+from moespeq.kernels.packed import shift_right
+from moespeq.kernels.unit_decode import decode_unit
+from moespeq.kernels.units import load_unit_scale, load_unit_words, load_unit_zero, load_vector, split4
 
-__all__ = ["decode_fixed_units", "load_fixed_units"]
+__all__ = ["decode_fixed_units", "load_fixed_units", "nibbles_of"]
 
 
 @triton.jit
-def load_fixed_units(base, plane, rows, first_col, m: tl.constexpr, BU: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_fixed_units(base, plane, rows, first_col, m: tl.constexpr, block_units: tl.constexpr):  # type: ignore[no-untyped-def]
     """What a block needs: (four words of codes, vector of residual bytes, scale, zero code)."""
     row = rows[None, :]
-    units = first_col // 32 + tl.arange(0, BU)[:, None]
-    inside = None if m.cols % (32 * BU) == 0 else (units < m.cols // 32) & (row >= 0)
+    units = first_col // 32 + tl.arange(0, block_units)[:, None]
+    inside = None if m.cols % (32 * block_units) == 0 else (units < m.cols // 32) & (row >= 0)
     words = load_unit_words(base, units, row, inside, m)
     residual = plane.to(tl.pointer_type(tl.int32)) + row * (m.cols // 4) + units * 8
-    touch(residual, TOUCH_COLS)
-    touch(base + m.codes_at + row * m.code_row_bytes + units * (4 * m.bits), TOUCH_COLS * m.bits // 8)
     low_bytes = split4(load_vector(residual, inside, 4))
     high_bytes = split4(load_vector(residual + 4, inside, 4))
     scale = load_unit_scale(base, units, row, inside, m)
-    zero = tl.full((BU, rows.shape[0]), m.middle_code, tl.int32)
+    zero = tl.full((block_units, rows.shape[0]), m.middle_code, tl.int32)
     if m.has_zeros:
         zero = load_unit_zero(base, units, row, inside, m)
     return words, low_bytes, high_bytes, scale, zero
 
 
 @triton.jit
-def decode_fixed_units(  # type: ignore[no-untyped-def]
-    loaded,
-    nibbles,
-    place,
-    escapes,
-    first_escape,
-    num_escapes,
-    most,
-    first_col,
-    m: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """(weights bf16 [BN, BK], place after the block) from what `load_fixed_units` returned."""
+def decode_fixed_units(loaded, nibbles, place, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(sixteen pairs of weights int32 [BU, BN], place after the block) from what `load_fixed_units` returned."""
     words, low, high, scale, zero = loaded
-    words = _nibbles_of(words, m)
+    words = nibbles_of(words, m)
     zeros = zero * 0x11111111
     counts = ()
     for word in tl.static_range(4):
@@ -58,27 +46,13 @@ def decode_fixed_units(  # type: ignore[no-untyped-def]
     ends = tl.cumsum(total, axis=0)
     windows = _load_windows(nibbles, place[None, :] + ends - total, counts)
     pairs = decode_unit(words, low + high, windows, counts, scale, zero)
-    unit = (first_col % 1024 // 32 + tl.arange(0, BK // 32))[:, None]
-    number = 0
-    while number < most:
-        entry = tl.load(escapes + first_escape + number, mask=number < num_escapes, other=-1)[None, :]
-        pair = tl.where((number < num_escapes)[None, :], (entry & 0xFFFF) // 2 - unit * 16, -1)  # 0..15 inside the unit
-        keep = tl.where(entry & 1 == 1, 0xFFFF, -65536)
-        bits = tl.where(entry & 1 == 1, entry & -65536, (entry >> 16) & 0xFFFF)
-        restored = ()
-        for place_in_unit in tl.static_range(16):
-            old = pairs[place_in_unit]
-            restored += (tl.where(pair == place_in_unit, old & keep | bits, old),)
-        pairs = restored
-        number += 1
-    return join_words(pairs, BK), place + tl.sum(total, axis=0)
+    return pairs, place + tl.sum(total, axis=0)
 
 
 @triton.jit
 def _load_windows(nibbles, first_nibble, counts):  # type: ignore[no-untyped-def]
     """For each of four words its next eight nibbles or more, from five words of the plane."""
     plane = nibbles.to(tl.pointer_type(tl.int32)) + first_nibble // 8
-    touch(plane, 64)
     skipped = first_nibble * 4 & 28
     word0 = tl.load(plane)
     word1 = tl.load(plane + 1)
@@ -99,7 +73,7 @@ def _load_windows(nibbles, first_nibble, counts):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _nibbles_of(words, m: tl.constexpr):  # type: ignore[no-untyped-def]
+def nibbles_of(words, m: tl.constexpr):  # type: ignore[no-untyped-def]
     """Words of eight codes of m.bits -> words of eight codes of 4 bits."""
     if m.bits == 4:
         spread = words

@@ -1,9 +1,9 @@
 """32 weights of the fixed layout at once: a unit of codes and its residual to sixteen packed pairs of bf16.
 
-Two forms of one function. `_decode_by_rules` runs everywhere and reads like the format; on a CUDA device ASSEMBLY does
-the same in about six integer instructions a weight:
+Two forms of one function. `_weight` runs everywhere and reads like the format; on a CUDA device ASSEMBLY does the same
+in about five integer instructions a weight:
 
-- a code in the low bits of 0x4300 is the bf16 128 + code, so bf16(step * scale) is an exact subtraction and one product;
+- a code in the low bits of 0x4300 is the bf16 128 + code: bf16(step * scale) is an exact subtraction and one product;
 - a byte permutation widens residual bytes with their sign, or puts a nibble above them;
 - a word's nibbles are spread to bytes once, and the running counts of zero codes, four bits each, are the permutation's
   selector that brings each to its place;
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from moespeq.kernels.elements import centre_bits
 
-__all__ = ["ASSEMBLY", "decode_unit", "shift_right"]
+__all__ = ["ASSEMBLY", "decode_unit"]
 
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -118,8 +118,8 @@ _PAIRS = tl.constexpr((tl.int32,) * 16)
 def decode_unit(words, residual, nibbles, counts, scale, zero):  # type: ignore[no-untyped-def]
     """Sixteen int32 tensors, two bf16 each in element order. All arguments are int32 of one shape.
 
-    words: 4; residual: 8, four bytes each; nibbles: for each word the nibbles of its zero codes, in order from bit 0 on;
-    counts: for each word the zero codes up to and with each code, four bits each; scale: its bits; zero: the zero code.
+    words: 4; residual: 8, four bytes each; nibbles: for each word those of its zero codes, from bit 0 on; counts: for
+    each word the zero codes up to and with each code, four bits each; scale: its bits; zero: the zero code.
     """
     if _IS_INTERPRETED:
         pairs = ()
@@ -151,16 +151,3 @@ def _weight(words, residual, nibbles, counts, scale, zero, word: tl.constexpr, l
     distance = byte | (nibble & 7) << 8
     far = (nibble >> 3 & 1) << 15 | tl.where(distance == 2047, 0, scale - distance)
     return tl.where(step == 0, far, near) & 0xFFFF
-
-
-@triton.jit
-def shift_right(low, high, num_bits):  # type: ignore[no-untyped-def]
-    """The low 32 bits of (high << 32 | low) >> num_bits, num_bits 0..32; int32."""
-    if _IS_INTERPRETED:
-        wide = high.to(tl.int64) << 32 | low.to(tl.int64) & 0xFFFFFFFF
-        result = (wide >> num_bits.to(tl.int64)).to(tl.int32)
-    else:
-        result = tl.inline_asm_elementwise(
-            "shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, num_bits], tl.int32, True, 1
-        )
-    return result

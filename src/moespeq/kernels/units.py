@@ -1,8 +1,9 @@
 """Units: 32 codes of a row at once, four words of eight codes, under one scale and one zero code.
 
-Shapes: units [BU, 1] counted along the row, rows [1, BN]; every load is one value, or one vector, for each [BU, BN]. Units come
-first because the compiler lays threads along the first of two axes that are alike to it, and neighbours in a row are
-neighbours in memory. `inside` masks units past the row's end, None where there are none. Asks for rows that are whole units and groups that are too (`MatrixGeometry.has_units`).
+Shapes: units [BU, 1] counted along the row, rows [1, BN]; every load is one value, or one vector, for each [BU, BN].
+Units come first because the compiler lays threads along the first of two axes that are alike to it, and neighbours in
+a row are neighbours in memory. `inside` masks units past the row's end, None where there are none. Asks for rows that
+are whole units and groups that are too (`MatrixGeometry.has_units`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,6 @@ import triton
 import triton.language as tl
 
 __all__ = ["join_words", "load_unit_scale", "load_unit_words", "load_unit_zero", "load_vector", "split4"]
-
-
-import os
-_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-_TOUCH = tl.constexpr(os.environ.get("TOUCH","1")=="1")
-TOUCH_COLS = tl.constexpr(int(os.environ.get("TCOLS","256")))
-ORDER = tl.constexpr(os.environ.get("ORDER","early"))
 
 
 @triton.jit
@@ -64,21 +58,9 @@ def load_vector(pointers, inside, length: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def touch(pointers, num_bytes: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask the L2 cache for what lies `num_bytes` further on; what does not exist there is not read."""
-    if not _IS_INTERPRETED and _TOUCH:
-        further = pointers.to(tl.int64) + num_bytes
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [further], tl.int32, False, 1)
-
-
-@triton.jit
 def _load(pointers, inside, outside: tl.constexpr):  # type: ignore[no-untyped-def]
     """Without a mask where all is inside: a masked load costs a register's reset."""
-    if inside is None:
-        values = tl.load(pointers)
-    else:
-        values = tl.load(pointers, mask=inside, other=outside)
-    return values
+    return tl.load(pointers) if inside is None else tl.load(pointers, mask=inside, other=outside)
 
 
 @triton.jit
@@ -102,14 +84,14 @@ def _join4(value0, value1, value2, value3):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def join_words(words, BK: tl.constexpr):  # type: ignore[no-untyped-def]
+def join_words(words, block_cols: tl.constexpr):  # type: ignore[no-untyped-def]
     """Sixteen int32 [BU, BN], each two bf16, low half first -> bf16 [BN, BK = 32 BU], in registers."""
     first = _join4(words[0], words[4], words[8], words[12])
     second = _join4(words[1], words[5], words[9], words[13])
     third = _join4(words[2], words[6], words[10], words[14])
     fourth = _join4(words[3], words[7], words[11], words[15])
-    pairs = _join4(first, second, third, fourth)  # [BU, BN, 2, 2, 2, 2]
+    pairs = _join4(first, second, third, fourth)  # [block_units, block_rows, 2, 2, 2, 2]
     low = (pairs & 0xFFFF).to(tl.int16)
     high = (pairs >> 16).to(tl.int16)
     weights = tl.permute(tl.join(low, high), (1, 0, 2, 3, 4, 5, 6))
-    return tl.reshape(weights, (words[0].shape[1], BK)).to(tl.bfloat16, bitcast=True)
+    return tl.reshape(weights, (words[0].shape[1], block_cols)).to(tl.bfloat16, bitcast=True)

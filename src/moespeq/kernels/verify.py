@@ -1,7 +1,7 @@
 """The target's experts on the device: one grouped product whose weight loader is the parameter.
 
-Shapes: T rows of a pass, K experts a row, P = T * K routed pairs, H hidden, I intermediate, BN weight rows of a program,
-BK columns of a block, 16 pairs of a row tile.
+Shapes: T rows of a pass, K experts a row, P = T * K routed pairs, H hidden, I intermediate, BN weight rows of a
+program, BK columns of a block, 16 pairs of a row tile.
 
 Each program computes out^T[BN, 16] = W[BN, :] @ x^T[:, 16] for one expert, block of columns after block of columns. The
 loaders differ in where W comes from and in nothing else: equal weights, equal blocks, equal matrix instructions, hence
@@ -15,13 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-from moespeq.kernels.activations import FUSED_ACTIVATIONS, gate_and_multiply
 from moespeq.kernels.activations import activate as apply_activation
+from moespeq.kernels.activations import gate_and_multiply
+from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.kernels.geometry import ExpertGeometry, MatrixGeometry
-from moespeq.kernels.units import ORDER
 from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
 from moespeq.kernels.sections import find_base, find_sections
-from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, VerifyTable
+from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, LaunchTable
 from moespeq.nested import Layout
 
 __all__ = ["verify_down", "verify_experts", "verify_up"]
@@ -34,7 +34,7 @@ _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # numpy has no b
 
 def verify_experts(
     hidden: torch.Tensor,
-    table: VerifyTable,
+    table: LaunchTable,
     slots: torch.Tensor,
     bank: torch.Tensor,
     products: torch.Tensor,
@@ -55,7 +55,7 @@ def verify_experts(
 
 def verify_up(
     hidden: torch.Tensor,
-    table: VerifyTable,
+    table: LaunchTable,
     slots: torch.Tensor,
     bank: torch.Tensor,
     out: torch.Tensor,
@@ -72,7 +72,7 @@ def verify_up(
 
 def verify_down(
     inner: torch.Tensor,
-    table: VerifyTable,
+    table: LaunchTable,
     slots: torch.Tensor,
     bank: torch.Tensor,
     products: torch.Tensor,
@@ -86,7 +86,7 @@ def verify_down(
 
 def _launch(
     x: torch.Tensor,
-    table: VerifyTable,
+    table: LaunchTable,
     slots: torch.Tensor,
     bank: torch.Tensor,
     out: torch.Tensor,
@@ -96,7 +96,9 @@ def _launch(
     pairs_per_row: int,
     activation: str,
 ) -> None:
-    assert x.dtype is out.dtype is torch.bfloat16 and x.is_contiguous() and out.is_contiguous()
+    assert x.dtype is out.dtype is torch.bfloat16, (x.dtype, out.dtype)
+    assert x.is_contiguous()
+    assert out.is_contiguous()
     is_gated = activation != "none" and geometry.is_gated
     loader = Loader.choose(m, layout)
     grid = (triton.cdiv(m.rows, loader.block_rows), table.max_groups)
@@ -104,6 +106,7 @@ def _launch(
         x,
         out,
         table.device,
+        loader.tables(geometry.fmt, table.device),
         slots,
         bank,
         slots.stride(0),
@@ -117,9 +120,9 @@ def _launch(
         loader.kind,
         activation,
         is_gated,
-        TILES=triton.cdiv(table.max_rows, ROW_TILE),
-        BN=loader.block_rows,
-        BK=loader.block_cols,
+        max_tiles=triton.cdiv(table.max_rows, ROW_TILE),
+        block_rows=loader.block_rows,
+        block_cols=loader.block_cols,
         num_warps=loader.num_warps,
         num_stages=loader.num_stages,
         maxnreg=loader.max_registers,
@@ -131,6 +134,7 @@ def _grouped_product(  # type: ignore[no-untyped-def]
     x,
     out,
     table,
+    fields,
     slots,
     bank,
     slot_bytes,
@@ -144,9 +148,9 @@ def _grouped_product(  # type: ignore[no-untyped-def]
     loader: tl.constexpr,
     activation: tl.constexpr,
     is_gated: tl.constexpr,
-    TILES: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    max_tiles: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_cols: tl.constexpr,
 ):
     group = tl.program_id(1)
     if group >= tl.load(table):
@@ -159,13 +163,13 @@ def _grouped_product(  # type: ignore[no-untyped-def]
     sections = find_sections(residual, up, layout)
     if is_down:
         sections = find_sections(sections[4], m, layout)
-    args = (x, out, base, sections, pairs, num_pairs)
-    if TILES == 1:
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, BN, BK)
+    args = (x, out, base, sections + (fields,), pairs, num_pairs)
+    if max_tiles == 1:  # noqa: SIM114 -- known when compiled: one body instead of two
+        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, block_rows, block_cols)
     elif num_pairs <= 16:
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, BN, BK)
+        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, block_rows, block_cols)
     else:
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, TILES, BN, BK)
+        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, max_tiles, block_rows, block_cols)
 
 
 @triton.jit
@@ -177,39 +181,31 @@ def _product_tiles(  # type: ignore[no-untyped-def]
     loader: tl.constexpr,
     activation: tl.constexpr,
     is_gated: tl.constexpr,
-    TILES: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    max_tiles: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_cols: tl.constexpr,
 ):
     x, out, base, sections, pairs, num_pairs = args
-    number = tl.program_id(0) * BN + tl.arange(0, BN)
+    number = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     rows = number // 2 + number % 2 * (m.rows // 2) if is_gated else number  # gate and up rows alternate
     rows = tl.minimum(rows, m.rows - 1)
-    state = start_rows(base, sections, rows, m, layout, loader)
-    ahead = prefetch(base, sections, rows, 0, m, loader, BK)
+    state = start_rows(base, sections, rows, m, layout, loader, block_cols)
+    ahead = prefetch(base, sections, rows, 0, m, loader, block_cols)
     sums = ()
-    for _ in tl.static_range(TILES):
-        sums += (tl.zeros((BN, 16), tl.float32),)
-    for first_col in range(0, m.cols, BK):
+    for _ in tl.static_range(max_tiles):
+        sums += (tl.zeros((block_rows, 16), tl.float32),)
+    for first_col in range(0, m.cols, block_cols):
         inputs = ()
-        for tile in tl.static_range(TILES):
-            inputs += (_load_inputs(x, pairs, num_pairs, tile, first_col, m, pairs_per_row, BK),)
-        if ORDER == "early":
-            following = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
-            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-            ahead = following
-        elif ORDER == "late":
-            weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, BK)
-            ahead = prefetch(base, sections, rows, first_col + BK, m, loader, BK)
-        else:
-            ahead2 = prefetch(base, sections, rows, first_col, m, loader, BK)
-            weights, state = load_block(base, sections, rows, first_col, state, ahead2, m, layout, loader, BK)
+        for tile in tl.static_range(max_tiles):
+            inputs += (_load_inputs(x, pairs, num_pairs, tile, first_col, m, pairs_per_row, block_cols),)
+        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, block_cols)
+        ahead = prefetch(base, sections, rows, first_col + block_cols, m, loader, block_cols)
         added = ()
-        for tile in tl.static_range(TILES):
+        for tile in tl.static_range(max_tiles):
             added += (_multiply(weights, inputs[tile], sums[tile]),)
         sums = added
-    for tile in tl.static_range(TILES):
-        _store_tile(out, sums[tile], pairs, num_pairs, tile, m, activation, is_gated, BN)
+    for tile in tl.static_range(max_tiles):
+        _store_tile(out, sums[tile], pairs, num_pairs, tile, m, activation, is_gated, block_rows)
 
 
 @triton.jit
@@ -223,14 +219,21 @@ def _multiply(weights, inputs, total):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_inputs(
-    x, pairs, num_pairs, tile: tl.constexpr, first_col, m: tl.constexpr, pairs_per_row: tl.constexpr, BK: tl.constexpr
+    x,
+    pairs,
+    num_pairs,
+    tile: tl.constexpr,
+    first_col,
+    m: tl.constexpr,
+    pairs_per_row: tl.constexpr,
+    block_cols: tl.constexpr,
 ):  # type: ignore[no-untyped-def]
     """x^T [BK, 16]: the rows of a tile's pairs, zeros for missing ones."""
     number = tile * 16 + tl.arange(0, 16)
     is_live = number < num_pairs
     rows = tl.load(pairs + number, mask=is_live, other=0) // pairs_per_row
-    cols = first_col + tl.arange(0, BK)
-    inside = is_live[:, None] if m.cols % BK == 0 else is_live[:, None] & (cols < m.cols)[None, :]
+    cols = first_col + tl.arange(0, block_cols)
+    inside = is_live[:, None] if m.cols % block_cols == 0 else is_live[:, None] & (cols < m.cols)[None, :]
     return tl.load(x + rows[:, None] * m.cols + cols[None, :], mask=inside, other=0.0).T
 
 
@@ -244,13 +247,13 @@ def _store_tile(
     m: tl.constexpr,
     activation: tl.constexpr,
     is_gated: tl.constexpr,
-    BN: tl.constexpr,
+    block_rows: tl.constexpr,
 ):  # type: ignore[no-untyped-def]
     """Activate total [BN, 16] and write it as the rows of its pairs."""
     width: tl.constexpr = m.rows // 2 if is_gated else m.rows
-    BW: tl.constexpr = BN // 2 if is_gated else BN
+    block_width: tl.constexpr = block_rows // 2 if is_gated else block_rows
     if is_gated:
-        gate, up = tl.split(tl.permute(tl.reshape(total, (BW, 2, 16)), (0, 2, 1)))
+        gate, up = tl.split(tl.permute(tl.reshape(total, (block_width, 2, 16)), (0, 2, 1)))
         result = gate_and_multiply(gate, up, activation)
     elif activation != "none":
         result = apply_activation(total.to(tl.bfloat16).to(tl.float32), activation).to(tl.bfloat16)
@@ -259,5 +262,5 @@ def _store_tile(
     number = tile * 16 + tl.arange(0, 16)
     is_live = number < num_pairs
     pair = tl.load(pairs + number, mask=is_live, other=0)
-    cols = tl.program_id(0) * BW + tl.arange(0, BW)
+    cols = tl.program_id(0) * block_width + tl.arange(0, block_width)
     tl.store(out + pair[:, None] * width + cols[None, :], result.T, mask=is_live[:, None] & (cols < width)[None, :])

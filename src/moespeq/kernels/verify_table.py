@@ -14,15 +14,26 @@ waves takes one table for each wave in flight.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BASE_IN_SLOT", "RoutedPairs", "VerifyTable"]
+__all__ = ["BASE_IN_SLOT", "LaunchTable", "RoutedPairs", "VerifyTable"]
 
 BASE_IN_SLOT = -1  # bank row of an expert whose base is not resident: its slot holds base record, then residual record
 GROUPS_AT = 4
 GROUP_INTS = 4
+
+
+class LaunchTable(Protocol):
+    """What a launch reads of a table: the grid covers `max_groups`, row tiles are unrolled for `max_rows`."""
+
+    device: torch.Tensor
+    pairs_at: int
+    max_groups: int
+    max_rows: int
 
 
 class RoutedPairs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from transformers import PreTrainedModel
-
+from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.model.quantizer import experts_modules
 
-__all__ = ["activation_of", "why_not_graphs"]
+__all__ = ["activation_of", "passes_on_cuda", "why_not_graphs"]
 
 
 def activation_of(model: PreTrainedModel) -> str:
@@ -17,15 +17,23 @@ def activation_of(model: PreTrainedModel) -> str:
     return str(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", ""))
 
 
-def why_not_graphs(model: PreTrainedModel, activations: Container[str]) -> str | None:
-    """None when kernels that fuse `activations` know the experts' arithmetic, and the attention is torch's own."""
+def why_not_graphs(model: PreTrainedModel) -> str | None:
+    """None when the kernels know the experts' arithmetic, and the attention is torch's own."""
     for _, module in experts_modules(model):
         if module.has_bias:
             return "its experts have biases"
         if type(module)._apply_gate.__qualname__ != "_default_apply_gate":  # type: ignore[attr-defined]
             return "its experts have a gate of their own"
-    if activation_of(model) not in activations:
+    if activation_of(model) not in FUSED_ACTIVATIONS:
         return f"no kernel computes its activation '{activation_of(model)}'"
     if model.config._attn_implementation != "sdpa":
         return f"its attention is '{model.config._attn_implementation}'"
     return None
+
+
+def passes_on_cuda(config: PreTrainedConfig) -> str:
+    """How draft and verify of such a model run on a GPU, for people; nothing is loaded."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    reason = why_not_graphs(model)
+    return "CUDA graphs" if reason is None else f"eager: {reason}"
