@@ -18,6 +18,8 @@ from moespeq.decode.assembly import open_engine
 from moespeq.demo.assets import MODEL_FOLDER
 from moespeq.nested import Layout
 from moespeq.prepare import prepare_store
+from moespeq.store import Store
+from moespeq.transfer import PlainSource
 
 pytestmark = pytest.mark.gpu
 
@@ -76,3 +78,24 @@ def test_memory_comes_back_when_an_engine_is_closed(demo_folder: Path, tmp_path:
         torch.cuda.empty_cache()
         used.append(torch.cuda.memory_allocated())
     assert used[2] <= used[1]
+
+
+def test_records_decoded_on_the_gpu_are_those_decoded_on_the_cpu(demo_folder: Path, tmp_path: Path) -> None:
+    path = prepare_store(demo_folder, tmp_path / "store")
+    with Store.open(path) as store:
+        shapes, fmt = store.manifest.shapes, store.manifest.base_format
+        sources = [PlainSource(store, shapes, fmt, device=device) for device in ("cpu", "cuda")]
+        for key in list(store.keys()):
+            found = [bytearray(source.num_bytes(key)) for source in sources]
+            for source, buffer in zip(sources, found, strict=True):
+                source.read_into(key, memoryview(buffer))
+            assert found[0] == found[1], key
+
+
+@pytest.mark.parametrize("records", ["plain", "whole"])
+def test_what_crosses_the_link_changes_no_token(records: str, store: Path) -> None:
+    with open_engine(store, LoadOptions(device="cuda", k=0, records="store")) as engine:
+        expected = [engine.generate(prompt, max_new_tokens=24, ignore_eos=True).tokens for prompt in prompts(3)]
+    with open_engine(store, LoadOptions(device="cuda", k=0, records=records)) as engine:
+        found = [engine.generate(prompt, max_new_tokens=24, ignore_eos=True).tokens for prompt in prompts(3)]
+    assert found == expected
