@@ -20,11 +20,12 @@ from typing import Any
 import psutil
 import torch
 
+import moespeq
 from device_memory import measure_context_bytes
 from shapes import Shape
 
 SCHEMA = 1
-_PACKAGES = ("torch", "triton", "transformers", "accelerate", "numpy", "moespeq")
+_PACKAGES = ("torch", "triton", "transformers", "accelerate", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ def machine_facts() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Versions of what computes; None for what is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    packages = {name: _version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages, "moespeq": moespeq.__version__}
 
 
 def _version(name: str) -> str | None:
