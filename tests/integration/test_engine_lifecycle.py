@@ -19,7 +19,7 @@ import moespeq
 from engines import open_tight
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
-from moespeq.errors import BudgetError, PromptError, UsageError
+from moespeq.errors import BudgetError, MoespeqError, PromptError, UsageError
 from moespeq.model.weights import ExpertWeights
 from moespeq.types import FinishReason
 
@@ -298,5 +298,25 @@ def test_a_device_out_of_memory_in_a_round_is_a_sentence_and_the_next_answer_wor
     with monkeypatch.context() as patch:
         patch.setattr(engine._parts.runner, "verify", exhausted)
         with pytest.raises(BudgetError, match="ran out of memory in the middle of an answer"):
+            text(engine)
+    assert text(engine) == answer
+
+
+def test_nan_of_a_failed_answer_does_not_stay_in_the_cache(
+    engine: Engine, answer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = engine._parts.runner
+    honest = runner.verify
+
+    def poisoned(*args: Any) -> torch.Tensor:
+        logits = honest(*args)
+        with torch.inference_mode():
+            for layer in runner._cache.layers:
+                layer.values.fill_(torch.nan)
+        return torch.full_like(logits, torch.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "verify", poisoned)
+        with pytest.raises(MoespeqError, match="produced NaN"):
             text(engine)
     assert text(engine) == answer

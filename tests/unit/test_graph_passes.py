@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from families import FAMILIES, tiny_config
 from moespeq.errors import UsageError
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.attention import KVStorage, attend_plain, attend_side_by_side
+from moespeq.model.graphs.compiled import compiled_layers, eager_layers
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import StaticPass
 from moespeq.model.graphs.suitable import passes_on_cuda, why_not_graphs
@@ -105,9 +108,16 @@ def test_a_bare_forward_says_that_the_experts_are_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_biased_experts_keep_a_family_from_graphs(family: str) -> None:
+def test_what_keeps_a_family_from_graphs(family: str) -> None:
     reason = why_not_graphs(random_model(family))
-    assert reason == ("its experts have biases" if family == "gpt_oss" else None)
+    reasons = {"gpt_oss": "its experts have biases", "phimoe": "its rotary embedding depends on the positions' values"}
+    assert reason == reasons.get(family)
+
+
+def test_a_rotation_that_changes_with_length_keeps_a_model_from_graphs() -> None:
+    model = random_model("mixtral")
+    model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+    assert why_not_graphs(model) == "its rotary embedding depends on the positions' values"
 
 
 def test_an_activation_without_a_kernel_keeps_a_model_from_graphs() -> None:
@@ -121,3 +131,29 @@ def test_an_activation_without_a_kernel_keeps_a_model_from_graphs() -> None:
 )
 def test_people_are_told_how_passes_would_run(family: str, passes: str) -> None:
     assert passes_on_cuda(tiny_config(family)) == passes
+
+
+def test_a_cleared_storage_is_as_new() -> None:
+    storage, nan = KVStorage(6), torch.full((1, 1, 1, 2), torch.nan)
+    keys, values = storage.write(0, torch.tensor([3]), nan, nan)
+    storage.clear()
+    assert keys.eq(0).all()
+    assert values.eq(0).all()
+
+
+def test_layers_of_two_threads_never_run_in_each_others_way() -> None:
+    """Whether layers are compiled is one switch of the process: who captures must not see another one's prefill."""
+    inside, others = threading.Event(), []
+
+    def prefill() -> None:
+        with eager_layers():
+            inside.set()
+            others.append("prefill ends")
+
+    with compiled_layers():
+        thread = threading.Thread(target=prefill)
+        thread.start()
+        assert not inside.wait(0.2)
+        others.append("capture ends")
+    thread.join()
+    assert others == ["capture ends", "prefill ends"]

@@ -233,7 +233,9 @@ class Engine:
             self._options = options
 
     def close(self) -> None:
-        """End a generation that runs, then release threads, files and memory. Calling it twice is allowed.
+        """End a generation that runs, then release threads, files and the records' memory. Calling it twice is allowed.
+
+        The device's memory is free when nothing holds the engine any more.
 
         From inside a round, by a logits processor say, it cancels, and the end of the generation releases.
         """

@@ -16,7 +16,7 @@ from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
-from moespeq.errors import BudgetError, UsageError
+from moespeq.errors import BudgetError, MoespeqError, UsageError
 from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.types import FinishReason, StepReport
@@ -94,7 +94,11 @@ class Generation:
     def __iter__(self) -> Iterator[StreamPiece]:
         try:
             yield from self._run()
+        except MoespeqError:
+            self._loop.forget()
+            raise
         except torch.OutOfMemoryError as error:
+            self._loop.forget()
             raise BudgetError(
                 "The device ran out of memory in the middle of an answer, perhaps to another process; free some and "
                 "ask again, or load with a smaller --device-memory."

@@ -116,6 +116,10 @@ class SpeculativeLoop:
         """Choose depths by `governor` from the next round on."""
         self._governor = governor
 
+    def forget(self) -> None:
+        """Clear what a failed pass left in the cache. Nothing of a sequence is kept."""
+        self._runner.forget()
+
     def abandon(self) -> None:
         """Drop an open round or prefill, after an error or a cancel: leases back, predictions forgotten."""
         self._residency.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,15 +82,13 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         warn=partial(warnings.warn, stacklevel=2),
         numa_node=gpu.numa_node,
     )
-    records.start_filling()
-    mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
-
-    def close() -> None:
-        mover.close()
-        records.close()
-
-    link_depth = _link_depth(plan)
-    try:
+    with ExitStack() as opened:
+        opened.callback(records.close)
+        records.start_filling()
+        mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
+        opened.callback(mover.close)
+        opened.callback(torch.cuda.synchronize)  # first of all: launched work may still read pinned tables
+        link_depth = _link_depth(plan)
         residency = Residency(
             mover,
             clock,
@@ -102,9 +101,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         if options.records != "plain":
             _check_copies(store, records, memory.slots)
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
-    except BaseException:
-        close()
-        raise
+        close = opened.pop_all().close
     return Tier(
         plan=plan,
         runner=runner,

@@ -77,6 +77,14 @@ class SharedCache(Cache):  # type: ignore[misc]
         self.cursor = KVCursor(device)
         super().__init__(layers=[_StaticKVLayer(length, self.cursor) for _ in range(num_layers)])
 
+    def clear(self) -> None:
+        """Zeros again, as at the first write."""
+        with torch.inference_mode():
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.keys.zero_()
+                    layer.values.zero_()
+
     @property
     def num_bytes(self) -> int:
         """Bytes taken so far; storage of a layer is allocated at its first write."""

@@ -65,6 +65,10 @@ class Runner(Protocol):
         """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
         ...
 
+    def forget(self) -> None:
+        """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
+        ...
+
 
 class EagerRunner:
     """Passes run layer by layer as torch runs them; every device, every model."""
@@ -87,6 +91,9 @@ class EagerRunner:
     def kv_bytes(self) -> int:
         """Bytes the key/value cache takes so far."""
         return self._cache.num_bytes
+
+    def forget(self) -> None:
+        self._cache.clear()
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)

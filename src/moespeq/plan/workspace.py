@@ -17,6 +17,7 @@ _BF16_BYTES, _FLOAT_BYTES = 2, 4
 _ACTIVATION_COPIES = 8  # [T, H] tensors alive at once in a decoder layer's forward
 _LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
 _SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
+_PLAIN_SCRATCH_COPIES = 8  # while a GPU decodes it into a plain record, whose places and indices are wide integers
 _GRAPH_COPIES = 24  # [R, H] tensors alive at once inside a graph; all graphs share one pool
 _GRAPH_BYTES = 256 << 10  # what the driver keeps of one graph that is ready to launch
 _CONTEXT_BYTES = 880 << 20  # on an H200: the context 617 MiB, cuBLAS and attention 106, our kernels and graphs the rest
@@ -37,6 +38,7 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
     rows = max(min(options.prefill_rows, context_tok), options.row_bucket)
     hidden_bytes = rows * shape.hidden_size * _BF16_BYTES
     expert_bytes = shape.weights_per_expert * _BF16_BYTES
+    scratch_copies = _PLAIN_SCRATCH_COPIES if options.records == "plain" else _SCRATCH_COPIES
     figures = (
         Figure(
             "activations",
@@ -51,8 +53,8 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
         ),
         Figure(
             "scratch",
-            expert_bytes * _SCRATCH_COPIES,
-            f"{_SCRATCH_COPIES} experts of {format_bytes(expert_bytes)} in bf16",
+            expert_bytes * scratch_copies,
+            f"{scratch_copies} experts of {format_bytes(expert_bytes)} in bf16",
         ),
     )
     return figures + _cuda_workspace(shape, options, context_tok) if options.device == "cuda" else figures

@@ -10,6 +10,7 @@ A few rows (a round) of grouped heads are laid side by side, [Akv, g * T], so th
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -75,6 +76,13 @@ class KVStorage:
             keys.index_copy_(2, places, key)
             values.index_copy_(2, places, value)
         return keys, values
+
+    def clear(self) -> None:
+        """Zeros again, as at the first write."""
+        with torch.inference_mode():
+            for keys, values in self._layers:
+                keys.zero_()
+                values.zero_()
 
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], like.shape[1], self.length_tok, like.shape[3])

@@ -8,9 +8,13 @@ stream of their own, as CUDA demands; other threads go on copying meanwhile ("re
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
+
+from moespeq.model.graphs.compiled import compiled_layers
 
 __all__ = ["GraphPool", "PieceRecorder"]
 
@@ -20,12 +24,12 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self._handle = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _capture_stream(device)
 
     def warm_up(self, function: Callable[[], object]) -> None:
         """Run once without capture, where compilers, libraries and allocators do what a capture must not."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), compiled_layers():
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
@@ -34,13 +38,22 @@ class GraphPool:
         """The pieces of `function`, which may cut them through the recorder it is given."""
         torch.cuda.synchronize()
         recorder = PieceRecorder(self._handle)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), compiled_layers():
             recorder.begin()
             try:
                 function(recorder)
-            finally:
-                recorder.end()
+            except BaseException:
+                with suppress(RuntimeError):  # a capture that failed cannot be ended either; the cause is what counts
+                    recorder.end()
+                raise
+            recorder.end()
         return recorder.pieces
+
+
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all engines of a device: libraries keep a workspace for every stream they have seen."""
+    return torch.cuda.Stream(device)
 
 
 class PieceRecorder:

@@ -8,6 +8,7 @@ every process.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +22,16 @@ from moespeq.model.graphs import small_ops
 from moespeq.model.graphs.rewrite import rewrite
 from moespeq.model.runner import rope_switch_lengths
 
-__all__ = ["compile_layers", "eager_layers"]
+__all__ = ["compile_layers", "compiled_layers", "eager_layers"]
+
+_MOST_SHAPES = 256  # numbers of rows and lengths of contexts, over all engines of a process
+_LAYERS = threading.RLock()
 
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Mark layers, last norm and rotation to be compiled at their first call with a new number of rows."""
     torch._inductor.config.deterministic = True
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
     small_ops.register()
     decoder = model.get_decoder()
     for layer in decoder.layers:
@@ -40,8 +45,18 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 @contextmanager
 def eager_layers() -> Iterator[None]:
-    """Run compiled layers as they were written: a prefill has a new number of rows each time."""
-    with torch.compiler.set_stance("force_eager"):
+    """Run compiled layers as they were written: a prefill has a new number of rows each time.
+
+    Whether layers run compiled is said to the whole process, so only one thread at a time runs them.
+    """
+    with _LAYERS, torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def compiled_layers() -> Iterator[None]:
+    """Run them compiled, whatever other engines do in other threads."""
+    with _LAYERS:
         yield
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
+from moespeq.errors import UsageError
 from moespeq.model.graphs.attention import KVStorage
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import compile_layers, eager_layers
@@ -51,6 +52,7 @@ class GraphRunner:
         length_tok = -(-self.buckets.storage_tok(context_tok, rows) // _MASK_ALIGN_TOK) * _MASK_ALIGN_TOK
         self._storage = KVStorage(length_tok)
         self._products, self._prefill = products, prefill
+        self._stream = torch.cuda.current_stream(self.device)
         static_pass = StaticPass(self._storage)
         self._eager = Forward(model, static_pass, columns=None)
         fixed = Forward(model, static_pass, columns=length_tok)
@@ -82,17 +84,22 @@ class GraphRunner:
         }
 
     def warm_up(self) -> None:
-        """Compile the layers for one row and for R rows, and allocate the cache. Writes past the live end only."""
+        """Compile the layers for one row and for R rows, and allocate the cache; no sequence has begun."""
         compile_layers(self.model)
         bucket = self.buckets.above(0)
         self._verify.warm_up(self.context_tok, bucket)
         if self._draft:
-            self._draft.warm_up(self.context_tok, bucket)
+            self._draft.warm_up(0, bucket)  # inside the bucket; the first prompt writes this place again
+
+    def forget(self) -> None:
+        """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
+        self._storage.clear()
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
+        self._check_stream()
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
@@ -101,9 +108,18 @@ class GraphRunner:
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"
+        self._check_stream()
         self._draft.draft(token, position, self.buckets.above(position), num_steps, choose, on_step)
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> Tensor:
+        self._check_stream()
         self._products.on_layer = on_layer
         bucket = self.buckets.above(position + len(tokens) - 1)
         return self._verify.verify(tokens, position, bucket)
+
+    def _check_stream(self) -> None:
+        """Events and fences lie on one stream: work on another one would overtake copies without anybody seeing it."""
+        if torch.cuda.current_stream(self.device) != self._stream:
+            raise UsageError(
+                "This engine was loaded under another CUDA stream than the current one; generate under the same stream."
+            )

@@ -7,8 +7,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.model.quantizer import experts_modules
+from moespeq.model.runner import rope_switch_lengths
 
 __all__ = ["activation_of", "passes_on_cuda", "why_not_graphs"]
+
+_ROTATIONS_ON_THE_HOST = frozenset({"phimoe"})  # it makes its frequencies on the CPU, in every call
 
 
 def activation_of(model: PreTrainedModel) -> str:
@@ -24,6 +27,9 @@ def why_not_graphs(model: PreTrainedModel) -> str | None:
             return "its experts have biases"
         if type(module)._apply_gate.__qualname__ != "_default_apply_gate":  # type: ignore[attr-defined]
             return "its experts have a gate of their own"
+    config = model.config.get_text_config()
+    if rope_switch_lengths(config) or config.model_type in _ROTATIONS_ON_THE_HOST:
+        return "its rotary embedding depends on the positions' values"
     if activation_of(model) not in FUSED_ACTIVATIONS:
         return f"no kernel computes its activation '{activation_of(model)}'"
     if model.config._attn_implementation != "sdpa":
