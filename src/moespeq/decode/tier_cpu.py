@@ -65,7 +65,7 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
         residency=residency,
         link_depth=link_depth,
         pace=disk.pace,
-        take_moves=tuple,
+        take_moves=mover.take_moves,
         close=mover.close,
         facts=dict.fromkeys(("draft", "verify", "prefill"), "eager: this is a CPU"),
     )
