@@ -169,11 +169,25 @@ def _checks(result: Result) -> list[str]:
     for name in ("identity_check", "same_tokens"):
         check = result.get(name)
         if check and check["prompts"]:
-            rows = " = ".join(map(label_of, check["rows"]))
-            differ = check["different_prompts"]
-            verdict = f"differ on {len(differ)}: {differ}" if differ else "identical"
-            lines.append(f"- {rows}: {check['prompts']} prompts, {verdict}")
+            differ, groups = check["different_prompts"], _equal_groups(result, check)
+            lines += [f"- {' = '.join(map(label_of, group))}" for group in groups]
+            verdict = f"the groups differ on {len(differ)}: {differ}" if differ else "identical"
+            lines.append(f"- {check['prompts']} prompts were compared: {verdict}")
     return [*lines, ""] if len(lines) > 2 else []
+
+
+def _equal_groups(result: Result, check: Mapping[str, Any]) -> list[list[str]]:
+    """The compared rows, those of equal tokens on every prompt together."""
+    runs = result["identity" if check is result.get("identity_check") else "runs"]
+    hashes: dict[str, dict[int, str]] = {row: {} for row in check["rows"]}
+    for run in runs:
+        if run["row"] in hashes and run["error"] is None:
+            hashes[run["row"]][run["prompt"]] = run["tokens_sha256"]
+    compared = set.intersection(*(set(of_row) for of_row in hashes.values()))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row, of_row in hashes.items():
+        groups.setdefault(tuple(of_row[prompt] for prompt in sorted(compared)), []).append(row)
+    return list(groups.values())
 
 
 def _link(result: Result) -> list[str]:

@@ -284,6 +284,8 @@ def test_what_takes_memory_cannot_be_retuned(tiny_store: Path) -> None:
     with open_tight(tiny_store, 12, k=4) as engine:
         with pytest.raises(UsageError, match="'rows' is fixed when an engine is loaded"):
             engine.retune(rows=33)
+        with pytest.raises(UsageError, match=r"Unknown option 'prefetc'\. Did you mean 'prefetch'"):
+            engine.retune(prefetc=False)
         with pytest.raises(UsageError, match="k=17 needs 18 rows"):
             engine.retune(k=17)
         assert engine.options.k == 4

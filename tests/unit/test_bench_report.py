@@ -9,6 +9,7 @@ import pytest
 
 from benchmark_results import make_result
 from report import DOCUMENT, RESULTS, document, read_results
+from rows import ROWS
 
 
 def test_the_document_is_what_the_committed_results_give() -> None:
@@ -28,7 +29,7 @@ def test_a_result_becomes_tables_and_says_what_failed() -> None:
     assert "| [qwen1.5-moe](#qwen15-moe) | as-is |" in text
     assert "| transformers + accelerate offload" in text
     assert "Failed: draft of 32, nested records, prefetch, 25GB: The link broke." in text
-    assert "4 prompts, identical" in text
+    assert "4 prompts were compared: identical" in text
     assert "12.00 GB to the device at 20.0 GB/s while copying" in text
     lines = text.splitlines()
     row = next(line for line in lines if line.startswith("| draft of 32, nested") and "as-is" in line)
@@ -49,3 +50,15 @@ def test_equal_results_give_equal_figures(tmp_path: Path) -> None:
     first, second = (draw(make_result(), tmp_path / name) for name in ("first", "second"))
     assert [path.name for path in first] == ["qwen1.5-moe-tpot.svg", "qwen1.5-moe-ttft.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_rows_of_other_tokens_never_stand_as_equal() -> None:
+    result = json.loads(json.dumps(make_result()))
+    first, second = result["identity_check"]["rows"]
+    for run in result["identity"]:
+        if run["row"] == second and run["prompt"] == 1:
+            run["tokens_sha256"] = "another text"
+    result["identity_check"]["different_prompts"] = [1]
+    text = document([result])
+    assert f"{ROWS[first].label} = {ROWS[second].label}" not in text
+    assert "the groups differ on 1: [1]" in text

@@ -89,6 +89,8 @@ def command(
         "ignore_eos": ignore_eos or None,
     }
     with engine:
+        if "records" in engine.plan.reasons:
+            err.print(engine.plan.reasons["records"])
         messages = [{"role": "system", "content": system}] if system else []
         request = (
             engine.tokenizer.encode_chat([*messages, {"role": "user", "content": text}]) if chat or system else text
@@ -98,7 +100,14 @@ def command(
         was_interrupted = _show(stream, target)
         stats = stream.result.stats
         if json:
-            print_json({**stream.result.to_json(), "device": engine.options.device, "passes": dict(engine.facts)})
+            print_json(
+                {
+                    **stream.result.to_json(),
+                    "device": engine.options.device,
+                    "records": engine.options.records,
+                    "passes": dict(engine.facts),
+                }
+            )
         else:
             err.print(
                 f"{len(stream.result.tokens)} tokens ({stream.result.finish_reason.value}), "

@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from moespeq.config import LoadOptions
+from moespeq.config import LoadOptions, nearest_name
 from moespeq.decode.generation import Generation, GenerationResult, StreamPiece, TokenSink
 from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.loop import SpeculativeLoop
@@ -159,7 +160,7 @@ class Engine:
     @property
     def facts(self) -> Mapping[str, str]:
         """How draft, verify and prefill run: as graphs, or eagerly and why."""
-        return self._parts.facts
+        return MappingProxyType(dict(self._parts.facts))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -226,6 +227,8 @@ class Engine:
         """
         for name in changes:
             if name not in _RETUNABLE:
+                if name not in LoadOptions.__slots__:
+                    raise UsageError(f"Unknown option '{name}'.{nearest_name(name, list(_RETUNABLE))}")
                 raise UsageError(f"'{name}' is fixed when an engine is loaded; retune takes {', '.join(_RETUNABLE)}.")
         options = self._options.replaced(changes)
         with self._claim(None):
