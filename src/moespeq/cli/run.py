@@ -11,7 +11,7 @@ from moespeq.cli import options
 from moespeq.cli.options import parse_k
 
 if TYPE_CHECKING:
-    from moespeq.decode.engine import GenerationStream
+    from moespeq.decode.stream import GenerationStream
 
 __all__ = ["command"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from moespeq.config import LoadOptions, nearest_name
-from moespeq.decode.generation import Generation, GenerationResult, StreamPiece, TokenSink
-from moespeq.decode.interrupts import InterruptShield
+from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
 from moespeq.decode.sampling import Sampler
+from moespeq.decode.stream import GenerationStream
 from moespeq.decode.text import TextStream
 from moespeq.errors import UsageError
 from moespeq.model.runner import Runner
@@ -34,12 +34,11 @@ from moespeq.residency import Residency
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-__all__ = ["Engine", "EngineParts", "GenerationStream", "Prompt"]
+__all__ = ["Engine", "EngineParts", "Prompt"]
 
 _CLOSED = "The engine is closed; load it again."
 _BUSY = "The engine is generating already, one sequence at a time; finish or close that one first."
 _RETUNABLE = ("k", "prefetch", "eviction", "link_bytes_per_s")
-_Claim = Callable[["weakref.ref[GenerationStream]"], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,77 +60,6 @@ class EngineParts:
     generation_config: GenerationConfig
     vocab_size: int
     close: Callable[[], None]
-
-
-class GenerationStream:
-    """An iterator of pieces. Afterwards `result` holds the whole; `cancel` ends it at the next round.
-
-    The engine is claimed at the first piece and given back after the last, by `close`, or when the stream is dropped.
-    """
-
-    def __init__(self, generation: Generation, cancelled: threading.Event, claim: _Claim) -> None:
-        self._generation, self._cancelled = generation, cancelled
-        self._pieces = _claimed(generation, claim, weakref.ref(self))
-        self._shield, self._is_aborted = InterruptShield(), False
-        self._round_thread: int | None = None
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> StreamPiece:
-        """The next round's piece. Ctrl-C is raised between rounds, before the next one begins."""
-        self._shield.raise_pending()
-        if self._is_aborted:
-            raise UsageError("The engine was closed before this generation ended; load it again.")
-        with self._shield:
-            self._round_thread = threading.get_ident()
-            try:
-                piece = next(self._pieces, None)
-            finally:
-                self._round_thread = None
-        if self._is_aborted:
-            self._give_back()  # who aborted during the round could not, and waits for it
-        if piece is None:
-            self._shield.raise_pending()
-            raise StopIteration
-        return piece
-
-    @property
-    def result(self) -> GenerationResult:
-        """The finished generation; iterate to the end first."""
-        return self._generation.result
-
-    def cancel(self) -> None:
-        """End after the running round; from any thread. The result's finish reason says so."""
-        self._cancelled.set()
-
-    def close(self) -> None:
-        """Give the engine back before the end; the result is then lost."""
-        self._pieces.close()
-
-    def abort(self) -> bool:
-        """Close from any thread; where another thread is inside a round, that thread ends after it.
-
-        Returns False where the caller is inside a round himself: the generation then ends as a cancelled one.
-        """
-        self.cancel()
-        if self._round_thread == threading.get_ident():
-            return False
-        self._is_aborted = True
-        self._give_back()
-        return True
-
-    def _give_back(self) -> None:
-        with suppress(ValueError):  # what closing a generator that is executing raises
-            self._pieces.close()
-
-
-def _claimed(
-    generation: Generation, claim: _Claim, stream: weakref.ref[GenerationStream]
-) -> Generator[StreamPiece, None, None]:
-    """A generation that holds the engine. It must not hold its stream, or dropping that would not end it."""
-    with claim(stream):
-        yield from generation
 
 
 class Engine:

@@ -14,6 +14,7 @@ import torch
 from moespeq.config import LoadOptions
 from moespeq.model.runner import Runner
 from moespeq.plan import MemoryPlan
+from moespeq.ports import Clock, Mover
 from moespeq.residency import (
     AmortizingDepth,
     Eviction,
@@ -27,7 +28,7 @@ from moespeq.store import Store
 from moespeq.transfer import Move
 from moespeq.types import ExpertKey
 
-__all__ = ["Tier", "dense_tensors", "governor_for", "load_base_records", "residency_options"]
+__all__ = ["Tier", "dense_tensors", "governor_for", "load_base_records", "residency_for", "residency_options"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -92,6 +93,28 @@ def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOpti
         prefetch=options.prefetch and not is_on_demand,
         link_depth=link_depth,
         eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
+    )
+
+
+def residency_for(
+    store: Store,
+    options: LoadOptions,
+    plan: MemoryPlan,
+    mover: Mover,
+    clock: Clock,
+    *,
+    num_bytes: Callable[[ExpertKey], int],
+    link_depth: int,
+) -> Residency:
+    """The policy over a tier's slots; num_bytes: what a record takes on the link."""
+    return Residency(
+        mover,
+        clock,
+        num_slots=plan.num_slots,
+        num_layers=store.manifest.num_layers,
+        num_experts=store.manifest.num_experts,
+        num_bytes=num_bytes,
+        options=residency_options(options, link_depth=link_depth),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moespeq.config import LoadOptions
-from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
+from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_for
 from moespeq.errors import UsageError
 from moespeq.model.experts import DraftExperts, TargetExperts
 from moespeq.model.loading import load_config, load_without_experts
@@ -18,7 +18,6 @@ from moespeq.model.runner import ROW_TILE, EagerRunner
 from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock, RecordSource
-from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import HostCache, PacedSource, SlotArena, ThreadMover
 
@@ -36,15 +35,7 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
     source: RecordSource = HostCache(disk, budget_bytes=plan.host_bytes) if plan.host_bytes else disk
     mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
     link_depth = 2 * options.link_threads
-    residency = Residency(
-        mover,
-        clock,
-        num_slots=plan.num_slots,
-        num_layers=manifest.num_layers,
-        num_experts=manifest.num_experts,
-        num_bytes=source.num_bytes,
-        options=residency_options(options, link_depth=link_depth),
-    )
+    residency = residency_for(store, options, plan, mover, clock, num_bytes=source.num_bytes, link_depth=link_depth)
     weights = ExpertWeights(
         slots=torch.frombuffer(arena.memory(), dtype=torch.uint8).view(plan.num_slots, -1),
         layouts=manifest.layouts,

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from moespeq.config import LoadOptions, format_bytes
-from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_options
+from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_for
 from moespeq.errors import BudgetError
 from moespeq.hardware.gpu import require_gpu
 from moespeq.kernels.decode import decode_expert
@@ -71,7 +71,7 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
 
 
 def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
-    gpu, manifest = require_gpu(), store.manifest
+    gpu = require_gpu()
     model = load_without_experts(load_config(store.model_folder), dense_tensors(store), device="cuda")
     memory = _allocate(store, options, plan)
     records = HostRecords(
@@ -89,14 +89,8 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         opened.callback(mover.close)
         opened.callback(torch.cuda.synchronize)  # first of all: launched work may still read pinned tables
         link_depth = _link_depth(plan)
-        residency = Residency(
-            mover,
-            clock,
-            num_slots=plan.num_slots,
-            num_layers=manifest.num_layers,
-            num_experts=manifest.num_experts,
-            num_bytes=records.num_bytes,
-            options=residency_options(options, link_depth=link_depth),
+        residency = residency_for(
+            store, options, plan, mover, clock, num_bytes=records.num_bytes, link_depth=link_depth
         )
         if options.records != "plain":
             _check_copies(store, records, memory.slots)
