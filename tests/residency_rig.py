@@ -13,10 +13,11 @@ NUM_LAYERS, NUM_EXPERTS = 4, 8
 
 class HandMover:
     """Begins `depth` fetches, the most urgent first, and completes them when told to; `wait` completes one and takes a
-    second.
+    second. `has_device_waits`: the device can wait for what is in flight.
     """
 
-    def __init__(self, clock: VirtualClock, depth: int) -> None:
+    def __init__(self, clock: VirtualClock, depth: int, *, has_device_waits: bool = False) -> None:
+        self.has_device_waits = has_device_waits
         self.clock = clock
         self.depth = depth
         self.submitted: list[Fetch] = []
@@ -48,6 +49,9 @@ class HandMover:
             self.arrived.append(Completion(fetch, 1.0, error))
             self._begin()
 
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        return self.has_device_waits and fetch in self.in_flight
+
     def poll(self) -> Sequence[Completion]:
         arrived, self.arrived = self.arrived, []
         return arrived
@@ -72,8 +76,9 @@ class Rig:
         *,
         num_experts: int = NUM_EXPERTS,
         mover_depth: int = 100,
+        has_device_waits: bool = False,
     ) -> None:
-        self.mover = HandMover(VirtualClock(), mover_depth)
+        self.mover = HandMover(VirtualClock(), mover_depth, has_device_waits=has_device_waits)
         self.residency = Residency(
             self.mover,
             self.mover.clock,

@@ -69,7 +69,7 @@ class FakePinning:
 class FakeDevice:
     """A CopyStream. Copies end in order, each when `let` allows it, and move their bytes only then.
 
-    begun: (slot, fence waited for) in order; sources: where each copy read from.
+    begun: (slot, fence waited for) in order; sources: where each copy read from; waited_for: by kernels.
     """
 
     def __init__(self, num_slots: int = 8, slot_bytes: int = RECORD_BYTES, *, is_free: bool = True) -> None:
@@ -80,6 +80,7 @@ class FakeDevice:
         self.begin_errors: dict[int, Exception] = {}
         self.end_errors: dict[int, Exception] = {}
         self.seconds = 0.5
+        self.waited_for: list[object] = []
         self._num_fences = 0
         self._num_allowed = 1 << 30 if is_free else 0
         self._allowed = threading.Condition()
@@ -100,6 +101,9 @@ class FakeDevice:
         self.sources.append(record)
         self.begun.append((slot, after))
         return len(self.begun) - 1
+
+    def order_behind(self, copy: object) -> None:
+        self.waited_for.append(copy)
 
     def has_ended(self, copy: object) -> bool:
         assert isinstance(copy, int)

@@ -3,7 +3,7 @@ policy runs on CUDA, on CPU threads and on a virtual clock.
 
 Ordering contract of a Mover: the engine thread owns all policy state. A mover may run threads or streams of its own,
 but it hands results back only through `poll` and `wait`, which the engine thread calls; a record is readable by
-kernels launched after its Completion was returned, and never before.
+kernels launched after its Completion was returned, or after `wait_on_device` said yes, and never before.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ class RecordSource(Protocol):
     """Where records come from (disk, or a host cache in front of it). Safe to call from several threads."""
 
     def num_bytes(self, key: ExpertKey) -> int:
-        """Exact length of the record that `read_into` would write."""
+        """Exact length of the record."""
         ...
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
-        """Fill the first `num_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError, naming the file."""
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
+        """Fill the front of `buffer` with the record from `skip_bytes` on: 0, or the length of the base in front of it.
+
+        Raises StorageError or StoreError, naming the file.
+        """
         ...
 
 
@@ -51,6 +54,12 @@ class Mover(Protocol):
     def cancel(self, fetch: Fetch) -> bool:
         """Take back a submitted fetch. True when its copy had not begun: it never will, no Completion comes and the
         slot is the caller's again. False when it began or ended: its Completion comes as ever. Never blocks.
+        """
+        ...
+
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        """True: kernels launched from here on wait for this fetch by themselves, so they may read its slot although its
+        Completion is still to come. False where only the Completion says that it is there. Never blocks.
         """
         ...
 

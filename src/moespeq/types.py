@@ -48,7 +48,9 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Copy one record into one slot. `num_bytes` is the record's exact length, what the link carries."""
+    """Copy one record into one slot. `num_bytes`: what the link carries, the record or, where its base is resident, what
+    follows the base in it: always the record's end.
+    """
 
     key: ExpertKey
     slot: int
@@ -58,11 +60,15 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A fetch that ended. `error` is None, or the sentence to raise where the record is needed."""
+    """A fetch that ended. `error` is None, or the sentence to raise where the record is needed.
+
+    ended_s: when, on the engine's clock, where the mover knows it; who takes the completion may be late.
+    """
 
     fetch: Fetch
     seconds: float
     error: str | None = None
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

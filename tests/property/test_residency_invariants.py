@@ -25,7 +25,10 @@ KEYS = [ExpertKey(layer, expert) for layer in range(NUM_LAYERS) for expert in ra
 class CheckingMover:
     """Begins and finishes fetches when told or waited for, the most urgent first; `broken` records fail."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, has_device_waits: bool) -> None:
+        self.has_device_waits = has_device_waits
+        self.promised: set[ExpertKey] = set()
+        self.has_broken_promise = False
         self.holds: list[ExpertKey | None] = [None] * num_slots
         self.queued: list[Fetch] = []
         self.in_flight: list[Fetch] = []
@@ -89,11 +92,22 @@ class CheckingMover:
         for fetch in self.in_flight[:num_fetches]:
             assert self.holds[fetch.slot] is None, "a fetch overwrote a record"
             is_broken = fetch.key in self.broken
+            self.has_broken_promise |= is_broken and fetch.key in self.promised
+            self.promised.discard(fetch.key)
             if not is_broken:
                 self.holds[fetch.slot] = fetch.key
                 self.delivered_bytes += fetch.num_bytes
             self.arrived.append(Completion(fetch, 0.0, "broken" if is_broken else None))
         del self.in_flight[:num_fetches]
+
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        if self.has_device_waits and fetch in self.in_flight:
+            self.promised.add(fetch.key)
+            return True
+        return False
+
+    def is_coming(self, key: ExpertKey, slot: int) -> bool:
+        return self.has_device_waits and any((fetch.key, fetch.slot) == (key, slot) for fetch in self.in_flight)
 
     def poll(self) -> Sequence[Completion]:
         arrived, self.arrived = self.arrived, []
@@ -116,9 +130,12 @@ class ResidencyMachine(RuleBasedStateMachine):
         link_depth=st.integers(1, 5),
         prefetch=st.booleans(),
         eviction=st.sampled_from(Eviction),
+        has_device_waits=st.booleans(),
     )
-    def start(self, num_slots: int, link_depth: int, prefetch: bool, eviction: Eviction) -> None:
-        self.mover = CheckingMover(num_slots)
+    def start(
+        self, num_slots: int, link_depth: int, prefetch: bool, eviction: Eviction, has_device_waits: bool
+    ) -> None:
+        self.mover = CheckingMover(num_slots, has_device_waits=has_device_waits)
         self.residency = Residency(
             self.mover,
             VirtualClock(),
@@ -172,7 +189,8 @@ class ResidencyMachine(RuleBasedStateMachine):
                 assert (wave.layer, len(wave.experts)) == (layer, len(wave.slots))
                 self.mover.leased = {ExpertKey(layer, expert) for expert in wave.experts}
                 for expert, slot in zip(wave.experts, wave.slots, strict=True):
-                    assert self.mover.holds[slot] == (layer, expert), "a lease of an incomplete record"
+                    key = ExpertKey(layer, expert)
+                    assert self.mover.holds[slot] == key or self.mover.is_coming(key, slot), "a lease of nothing"
                 served.extend(wave.experts)
                 self.mover.finish(pause)
                 if pause:
@@ -183,19 +201,26 @@ class ResidencyMachine(RuleBasedStateMachine):
             else:
                 assert sorted(served) == sorted(experts), "not every expert was leased exactly once"
         except StorageError:
-            assert broken, "an error from nowhere"
+            assert broken or self.mover.has_broken_promise, "an error from nowhere"
             self.cancel()
 
     @precondition(lambda self: self.kind is not None)
     @rule(committed_tok=st.integers(0, 5))
     def end_pass(self, committed_tok: int) -> None:
         self.kind = None
-        self.residency.end_pass(committed_tok)
+        try:
+            self.residency.end_pass(committed_tok)
+            assert not self.mover.has_broken_promise, "a pass that computed with a lost record ended well"
+        except StorageError:
+            assert self.mover.has_broken_promise, "an error from nowhere"
+        self.mover.has_broken_promise = False
 
     @rule()
     def cancel(self) -> None:
         self.kind = None
         self.residency.cancel()
+        self.mover.promised.clear()
+        self.mover.has_broken_promise = False
 
     @invariant()
     def state_is_consistent(self) -> None:

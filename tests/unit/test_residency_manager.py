@@ -81,6 +81,40 @@ def test_without_prefetch_only_demand_crosses_the_link(kind: PassKind) -> None:
     assert set(rig.residency.end_pass(1).bytes_by_cause) == {Cause.DEMAND}
 
 
+def test_a_record_in_flight_is_handed_out_where_the_device_waits_for_it() -> None:
+    rig = Rig(num_slots=4, has_device_waits=True)
+    rig.residency.begin_pass(PassKind.PLAIN)
+    waves = [list(wave.experts) for wave in rig.residency.acquire(0, [1, 2])]
+    assert waves == [[1], [2]]
+    assert len(rig.mover.in_flight) == 2  # nothing has arrived yet
+    moved = rig.residency.end_pass(1)
+    assert not rig.mover.in_flight
+    assert (moved.misses, moved.used_bytes, moved.stall_s) == (2, 203, 2.0)
+
+
+def test_a_record_handed_out_and_then_lost_fails_its_pass() -> None:
+    rig = Rig(num_slots=4, has_device_waits=True)
+    rig.mover.broken = {ExpertKey(3, 1)}
+    rig.residency.begin_pass(PassKind.PLAIN)
+    assert rig.use(3, 1) == [[1]]
+    with pytest.raises(StorageError, match="is gone"):
+        rig.residency.end_pass(1)
+    rig.mover.broken = set()
+    rig.plain_pass([], [], [], [1])
+
+
+def test_a_record_handed_out_stays_while_its_wave_is_open() -> None:
+    rig = Rig(num_slots=1, has_device_waits=True)
+    rig.residency.begin_pass(PassKind.PLAIN)
+    waves = rig.residency.acquire(0, [1, 2])
+    slot = next(waves).slots[0]
+    rig.mover.finish()
+    rig.residency.pump()
+    assert rig.residency.cache.pinned
+    assert next(waves).slots[0] == slot
+    assert not rig.residency.cache.pinned
+
+
 def test_stall_is_the_time_the_link_was_waited_for() -> None:
     rig = Rig(num_slots=8)
     rig.residency.begin_pass(PassKind.PLAIN)

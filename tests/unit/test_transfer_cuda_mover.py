@@ -151,6 +151,16 @@ def test_a_copy_that_has_begun_or_ended_is_not_taken_back() -> None:
     rig.close()
 
 
+def test_the_device_waits_for_copies_that_have_begun_and_for_no_other() -> None:
+    rig = Rig(is_free=False, max_begun=2)
+    fetches = [rig.submit(expert, slot=expert) for expert in range(3)]
+    assert [rig.mover.wait_on_device(fetch) for fetch in fetches] == [True, True, False]
+    assert rig.device.waited_for == [0, 1]
+    rig.mover.pace(1e9)
+    assert not rig.mover.wait_on_device(fetches[0])  # it ends before a paced link reports it
+    rig.close()
+
+
 def test_a_fetch_that_waits_for_the_disk_can_be_taken_back_and_asked_for_again() -> None:
     rig = Rig(is_full=False)
     rig.disk.gate.clear()

@@ -74,6 +74,9 @@ class VirtualMover:
             self._queue = remaining
         return is_queued
 
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        return False
+
     def poll(self) -> Sequence[Completion]:
         self._begin_due()
         arrived: list[Completion] = []

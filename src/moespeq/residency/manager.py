@@ -12,13 +12,12 @@ A pass, in the order of calls:
 A layer whose records are all there costs a few dozen microseconds: `acquire` submits only the first misses before it
 hands out the hits, enough to keep the link busy until their kernels are launched; `pump` submits the others, then
 guesses. When a layer asks, fetches of this layer and those before it that have not begun are taken back: what is asked
-goes out again as demand (queued is not in flight, so it is a miss), the rest is stale and frees its slot. Leases pin
-records; an awaited record is pinned the moment it arrives, so no decision made in between evicts it.
+goes out again as demand (queued is not in flight, so it is a miss), the rest is stale and frees its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
@@ -30,11 +29,10 @@ from moespeq.residency.lookahead import ExpertLookahead
 from moespeq.residency.passes import Eviction, PassKind, ResidencyOptions, Wave
 from moespeq.residency.scheduler import Scheduler
 from moespeq.residency.slots import SlotCache
-from moespeq.types import Cause, Completion, ExpertKey
+from moespeq.residency.waves import LayerWaves
+from moespeq.types import Cause, ExpertKey
 
 __all__ = ["Residency"]
-
-_DEMANDS_BEFORE_HITS = 4  # the link needs longer for these than the host for launching the hits
 
 
 class Residency:
@@ -72,16 +70,18 @@ class Residency:
         )
         self._scheduler = Scheduler(self._cache, self._lookahead, frequency)
         self._fetches = Fetches(self._mover, self._cache, self._policy, self._scheduler, link_depth=options.link_depth)
+        self._waves = LayerWaves(
+            self._cache,
+            self._lookahead,
+            self._policy,
+            self._fetches,
+            self._mover,
+            self._clock,
+            take_in=self._take_in,
+        )
         self._kind: PassKind | None = None
-        self._waves: Generator[Wave, None, None] | None = None
-        self._awaited: set[int] = set()  # asked and not yet here
-        self._missing: list[int] = []  # awaited and not yet submitted, the next one last
-        self._arrived: list[int] = []  # awaited until now, pinned for the next wave
-        self._failure: str | None = None
-        self._hits = self._late = self._misses = self._failed = 0
+        self._failed = 0
         self._bytes_by_cause = dict.fromkeys(Cause, 0)
-        self._stall_s = 0.0
-        self._stalls: list[tuple[float, float]] = []
         self._at_begin = self.counters()
 
     def restart(self, options: ResidencyOptions) -> None:
@@ -103,21 +103,20 @@ class Residency:
     def counters(self) -> ResidencyCounters:
         """Totals since the start, as a snapshot."""
         return ResidencyCounters(
-            hits=self._hits,
-            late=self._late,
-            misses=self._misses,
+            hits=self._waves.hits,
+            late=self._waves.late,
+            misses=self._waves.misses,
             failed=self._failed,
             taken_back=self._fetches.num_taken_back,
             bytes_by_cause={cause: moved for cause, moved in self._bytes_by_cause.items() if moved},
             used_bytes=self._cache.used_bytes,
             wasted_bytes=self._cache.wasted_bytes,
-            stall_s=self._stall_s,
+            stall_s=self._waves.stalls.total_s,
         )
 
     def take_stalls(self) -> list[tuple[float, float]]:
-        """From when to when the caller was blocked on the link, in the clock's seconds, since the last call."""
-        stalls, self._stalls = self._stalls, []
-        return stalls
+        """From when to when there was only the link to wait for, in the clock's seconds, since the last call."""
+        return self._waves.stalls.take()
 
     def begin_pass(self, kind: PassKind, *, num_draft_steps: int = 0) -> None:
         """A round or a prefill chunk starts at layer 0. `num_draft_steps`, k + 1, sets the phases."""
@@ -137,11 +136,8 @@ class Residency:
 
     def pump(self) -> None:
         """Take in what arrived and keep the link busy. Never blocks; cheap when there is nothing to do."""
-        completions = self._mover.poll()
-        if completions:
-            self._settle(completions)
-        if self._missing:
-            self._demand(at_most=len(self._missing))
+        self._take_in(False)
+        self._waves.demand()
         if self._kind is not None:
             self._fetches.speculate()
 
@@ -158,120 +154,48 @@ class Residency:
         first = layer * self._num_experts
         records = [first + expert for expert in experts]
         assert len(set(records)) == len(records), f"layer {layer} asks for an expert twice: {list(experts)}"
-        self._close_waves()
-        self._waves = self._lease_waves(layer, records)
-        return self._waves
+        return self._waves.open(layer, records)
 
     def end_pass(self, committed_tok: int) -> ResidencyCounters:
-        """The pass is over and gave `committed_tok` tokens (1 for a prefill). Returns what happened in it."""
+        """The pass is over and gave `committed_tok` tokens (1 for a prefill). Returns what happened in it.
+
+        Raises StorageError when a record that it computed with did not arrive.
+        """
         assert self._kind is not None, "no pass is open"
+        failure = self._waves.end_pass()
         self._close_pass(committed_tok)
+        if failure is not None:
+            raise StorageError(failure)
         return self.counters().since(self._at_begin)
 
     def cancel(self) -> None:
         """Drop the running pass, if any: leases back, what has not begun taken back, the rest arrives unneeded."""
         if self._kind is not None:
             self._close_pass(committed_tok=0)
+        self._waves.forget()
 
     def settle(self) -> None:
         """Block until nothing is in flight, e.g. before the mover is closed."""
         while self._cache.submitted:
-            self._settle(self._mover.wait())
+            self._take_in(True)
 
     def check(self) -> None:
         """Assert that the state is consistent."""
         self._cache.check()
-        assert self._awaited.isdisjoint(self._arrived), "arrived and still awaited"
-        assert self._waves is not None or not (self._awaited or self._arrived), "awaited by nobody"
-        assert self._awaited.issuperset(self._missing), "missing, but not awaited"
-        assert not any(map(self._cache.holds, self._missing)), "missing, but in the cache"
+        self._waves.check()
         assert sum(self._bytes_by_cause.values()) == self._cache.fetched_bytes, "bytes by cause do not add up"
 
-    def _lease_waves(self, layer: int, records: list[int]) -> Generator[Wave, None, None]:
-        held = self._ask(layer, records)
-        try:
-            while held or self._awaited:
-                if held:
-                    self._demand(at_most=_DEMANDS_BEFORE_HITS)
-                    yield self._wave(layer, held)
-                    self._give_back(held)
-                else:
-                    self._demand(at_most=len(self._missing))
-                    self._wait()
-                held, self._arrived = self._arrived, []
-                if self._failure is not None:
-                    raise StorageError(self._failure)
-        finally:
-            self._awaited, self._missing = set(), []
-            self._give_back(held)
-            self._give_back(self._arrived)
-            self._failure = None
-
-    def _ask(self, layer: int, records: list[int]) -> list[int]:
-        """`layer` truly uses `records`: count them, note what is missing; returns the hits, pinned."""
-        completions = self._mover.poll()
-        if completions:
-            self._settle(completions)
-        self._fetches.take_back(num_layers=layer + 1)
-        lost = self._lookahead.retire(layer)
-        resident, submitted = self._cache.resident, self._cache.submitted
-        hits = [record for record in records if record in resident]
-        if len(hits) < len(records):
-            self._awaited = set(records).difference(hits)
-            self._missing = [
-                record for record in reversed(records) if record in self._awaited and record not in submitted
-            ]
-        self._hits += len(hits)
-        self._misses += len(self._missing)
-        self._late += len(self._awaited) - len(self._missing)
-        self._policy.touch(records)
-        self._cache.pin(hits)
-        self._policy.offer(lost)
-        return hits
-
-    def _demand(self, *, at_most: int) -> None:
-        """Submit what the layer misses, as far as there is room."""
-        for _ in range(min(at_most, len(self._missing))):
-            if not self._fetches.submit(self._missing[-1], Cause.DEMAND):
-                return
-            self._missing.pop()
-
-    def _wave(self, layer: int, held: Sequence[int]) -> Wave:
-        first, resident = layer * self._num_experts, self._cache.resident
-        return Wave(layer, [record - first for record in held], [resident[record] for record in held])
-
-    def _give_back(self, held: list[int]) -> None:
-        """Unpin and empty `held`."""
-        self._cache.unpin(held)
-        self._policy.offer(held)
-        held.clear()
-
     def _close_pass(self, committed_tok: int) -> None:
-        self._close_waves()
+        self._waves.close()
         self._kind = None
         self._fetches.take_back(num_layers=self._lookahead.num_layers)
         self._scheduler.clear()
         self._lookahead.clear()
         self._policy.end_pass(committed_tok)
 
-    def _close_waves(self) -> None:
-        if self._waves is not None:
-            self._waves.close()
-            self._waves = None
-
-    def _wait(self) -> None:
-        """Nothing is ready to compute: look ahead, then block until something arrives."""
-        self._fetches.speculate()
-        assert self._cache.submitted, "waiting for the link with nothing in flight"
-        begin_s = self._clock.now_s()
-        self._settle(self._mover.wait())
-        end_s = self._clock.now_s()
-        self._stall_s += end_s - begin_s
-        self._stalls.append((begin_s, end_s))
-
-    def _settle(self, completions: Sequence[Completion]) -> None:
-        """Take in what the mover finished; awaited records are pinned here."""
-        for completion in completions:
+    def _take_in(self, must_wait: bool) -> None:
+        """Take in what the mover finished; records that are asked for are pinned here."""
+        for completion in self._mover.wait() if must_wait else self._mover.poll():
             fetch = completion.fetch
             record = fetch.key.layer * self._num_experts + fetch.key.expert
             if completion.error is not None:
@@ -279,17 +203,11 @@ class Residency:
                 continue
             self._cache.complete(record)
             self._bytes_by_cause[fetch.cause] += fetch.num_bytes
-            if record in self._awaited:
-                self._awaited.remove(record)
-                self._cache.pin((record,))
-                self._arrived.append(record)
-            else:
+            if not self._waves.land(record, completion):
                 self._policy.offer((record,))
 
     def _fail(self, record: int, error: str) -> None:
-        """Nothing arrived: an error where the record is awaited now, forgotten where it was only a guess."""
         self._cache.abandon(record)
         self._failed += 1
         self._lookahead.drop(record)
-        if record in self._awaited:
-            self._failure = self._failure or error
+        self._waves.fail(record, error)

@@ -54,6 +54,11 @@ class SlotCache:
         """Whether the record is resident and nobody holds a lease on it."""
         return record in self.resident and record not in self.pinned
 
+    def slot_of(self, record: int) -> int:
+        """Where the record is, or will be when it has arrived."""
+        slot = self.resident.get(record)
+        return self.submitted[record].slot if slot is None else slot
+
     def has_free(self) -> bool:
         """Whether a record can come in without an eviction."""
         return bool(self._free)

@@ -46,6 +46,10 @@ class CopyStream(Protocol):
         """Queue a copy that waits on the device for `after`."""
         ...
 
+    def order_behind(self, copy: object) -> None:
+        """Kernels launched from here on wait on the device for the copy."""
+        ...
+
     def has_ended(self, copy: object) -> bool: ...
 
     def wait_busily(self, copy: object) -> None:
@@ -91,6 +95,10 @@ class CudaCopyStream:
         driver.copy_to_device(target, record.data_ptr(), record.numel(), stream)
         driver.record(copy.end, stream)
         return copy
+
+    def order_behind(self, copy: object) -> None:
+        self._driver.bind()
+        self._driver.wait_on_stream(self._compute.cuda_stream, _own(copy).end)
 
     def has_ended(self, copy: object) -> bool:
         self._driver.bind()

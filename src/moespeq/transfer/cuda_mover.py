@@ -13,7 +13,8 @@ Ordering. Copies on the stream cannot be overtaken, so at most `max_begun` are b
 order of urgency, then of submission. Kernels may be reading the slot that a copy overwrites: `fence(slots)` marks a
 point on the compute stream behind the kernels that read these slots, and a copy into one of them waits for it on the
 device. Copies into other slots wait for nothing. In the other direction nothing is needed: a completion is made after
-its copy ended, and kernels that read the slot are launched after it was returned.
+its copy ended, and kernels that read the slot are launched after it was returned; or else `wait_on_device` queues
+the wait for a begun copy in front of them, and the host need not wake up in between.
 """
 
 from __future__ import annotations
@@ -115,6 +116,15 @@ class CudaMover:
         self._done.forget()
         return True
 
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        if self._times.bytes_per_s is not None:
+            return False  # a paced copy counts as arrived later than it is
+        job = next((job for job in tuple(self._begun) if job.fetch is fetch), None)
+        if job is None:
+            return False
+        self._stream.order_behind(job.copy)
+        return True
+
     def poll(self) -> Sequence[Completion]:
         self._advance()
         return self._done.poll()
@@ -163,7 +173,7 @@ class CudaMover:
             is_expected = isinstance(outcome, MoespeqError)
             self._done.post(Completion(job.fetch, 0.0, str(outcome)) if is_expected else outcome)
             return
-        job.record, job.ready_s = outcome, self._clock.now_s()
+        job.record, job.ready_s = outcome[-job.fetch.num_bytes :], self._clock.now_s()
         self._link.put(job.fetch.slot, job.fetch.cause)
         self._advance()
 
@@ -243,7 +253,7 @@ class CudaMover:
         copies = [(job.fetch.num_bytes, moved_s, job.reserved) for job, moved_s in ended]
         for (job, _), move in zip(ended, self._times.ended(copies, now_s), strict=True):
             self._moves.add(move)
-            self._end(job, Completion(job.fetch, move.end_s - move.begin_s))
+            self._end(job, Completion(job.fetch, move.end_s - move.begin_s, ended_s=move.end_s))
 
     def _fail(self, job: _Job, error: Exception) -> None:
         """The driver refused (RuntimeError and its kin), or a bug of ours."""

@@ -53,6 +53,9 @@ class ThreadMover:
         self._done.forget()
         return True
 
+    def wait_on_device(self, fetch: Fetch) -> bool:
+        return False
+
     def poll(self) -> Sequence[Completion]:
         return self._done.poll()
 
@@ -78,7 +81,8 @@ class ThreadMover:
     def _carry_out(self, fetch: Fetch) -> Completion | Exception:
         begin_s = self._clock.now_s()
         try:
-            self._source.read_into(fetch.key, self._slots[fetch.slot])
+            skip_bytes = self._source.num_bytes(fetch.key) - fetch.num_bytes
+            self._source.read_into(fetch.key, self._slots[fetch.slot], skip_bytes=skip_bytes)
         except (MoespeqError, OSError) as error:
             return Completion(fetch, self._clock.now_s() - begin_s, read_failure(fetch.key, error))
         except Exception as bug:

@@ -1,0 +1,208 @@
+"""One layer's records on their way to the kernels: asked for, leased in waves, given back.
+
+A wave is what is resident at once, then what has arrived since. Where the device can wait for a copy by itself, a
+record is handed out ahead of its arrival: its kernels are queued behind the copy and the host need not wake up in
+between. Such a record counts as used when it lands, the pass is not over before it did, and one that fails fails it.
+
+Leases pin records; an awaited record is pinned the moment it arrives, so no decision made in between evicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from moespeq.errors import StorageError
+from moespeq.ports import Clock, Mover
+from moespeq.residency.eviction import EvictionPolicy
+from moespeq.residency.fetches import Fetches
+from moespeq.residency.lookahead import ExpertLookahead
+from moespeq.residency.passes import Wave
+from moespeq.residency.slots import SlotCache
+from moespeq.residency.stalls import Stalls
+from moespeq.types import Cause, Completion
+
+__all__ = ["LayerWaves"]
+
+_DEMANDS_BEFORE_HITS = 4  # the link needs longer for these than the host for launching the hits
+
+
+class LayerWaves:
+    """The waves of the layer that asks now, and the counts of all that asked.
+
+    take_in: hands over what the mover finished, all of it or, blocking, at least one, through `land` and `fail`.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        lookahead: ExpertLookahead,
+        policy: EvictionPolicy,
+        fetches: Fetches,
+        mover: Mover,
+        clock: Clock,
+        *,
+        take_in: Callable[[bool], None],
+    ) -> None:
+        self._cache, self._lookahead, self._policy, self._fetches = cache, lookahead, policy, fetches
+        self._mover, self._clock, self._take_in = mover, clock, take_in
+        self._running: Generator[Wave, None, None] | None = None
+        self._awaited: set[int] = set()  # asked and not yet here
+        self._missing: list[int] = []  # awaited and not yet submitted, the next one last
+        self._arrived: list[int] = []  # awaited until now, pinned for the next wave
+        self._ahead: dict[int, float] = {}  # handed out and not yet here, since when
+        self._ahead_lease: int | None = None  # which of them the running wave holds
+        self._failure: str | None = None  # of a record that is awaited
+        self._loss: str | None = None  # of one that was handed out
+        self.hits = self.late = self.misses = 0
+        self.stalls = Stalls()
+
+    def open(self, layer: int, records: list[int]) -> Generator[Wave, None, None]:
+        """The waves of `layer`, which truly uses `records`."""
+        self.close()
+        self._running = self._waves(layer, records)
+        return self._running
+
+    def close(self) -> None:
+        """Give leases back; what is still awaited arrives unneeded."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def demand(self) -> None:
+        """Submit all that the layer misses, as far as there is room."""
+        if self._missing:
+            self._demand(at_most=len(self._missing))
+
+    def end_pass(self) -> str | None:
+        """Wait for what was handed out ahead. Returns why it did not arrive, if it did not."""
+        while self._ahead:
+            self._take_in(True)
+        loss, self._loss = self._loss, None
+        return loss
+
+    def forget(self) -> None:
+        """The pass is dropped: nobody asks any more what came of its records."""
+        self._ahead.clear()
+        self._loss = None
+
+    def land(self, record: int, completion: Completion) -> bool:
+        """A record arrived; True when the layer asked for it."""
+        if record in self._awaited:
+            self._awaited.remove(record)
+            self._cache.pin((record,))
+            self._arrived.append(record)
+            return True
+        if record not in self._ahead:
+            return False
+        end_s = self._clock.now_s() if completion.ended_s is None else completion.ended_s
+        self.stalls.add(self._ahead.pop(record), end_s)
+        self._cache.pin((record,))
+        if record != self._ahead_lease:
+            self._give_back([record])
+        return True
+
+    def fail(self, record: int, error: str) -> None:
+        """A record did not arrive: an error where it is needed, nothing where it was only a guess."""
+        if record in self._awaited:
+            self._failure = self._failure or error
+        elif self._ahead.pop(record, None) is not None:
+            self._loss = self._loss or error
+
+    def check(self) -> None:
+        """Assert that the state is consistent."""
+        assert self._awaited.isdisjoint(self._arrived), "arrived and still awaited"
+        assert self._cache.submitted.keys() >= self._ahead.keys(), "ahead of its arrival, but not on its way"
+        assert self._awaited.isdisjoint(self._ahead), "handed out and still awaited"
+        assert self._running is not None or not (self._awaited or self._arrived), "awaited by nobody"
+        assert self._awaited.issuperset(self._missing), "missing, but not awaited"
+        assert not any(map(self._cache.holds, self._missing)), "missing, but in the cache"
+
+    def _waves(self, layer: int, records: list[int]) -> Generator[Wave, None, None]:
+        held = self._ask(layer, records)
+        try:
+            self._raise_failure()
+            while held or self._awaited:
+                if held:
+                    self._demand(at_most=_DEMANDS_BEFORE_HITS)
+                    yield self._wave(layer, held)
+                    self._give_back(held)
+                else:
+                    self.demand()
+                    if (ahead := self._begin_ahead()) is not None:
+                        yield self._wave(layer, [ahead])
+                        self._end_ahead()
+                    else:
+                        self._wait()
+                held, self._arrived = self._arrived, []
+                self._raise_failure()
+        finally:
+            self._awaited, self._missing = set(), []
+            self._end_ahead()
+            self._give_back(held)
+            self._give_back(self._arrived)
+            self._failure = None
+
+    def _ask(self, layer: int, records: list[int]) -> list[int]:
+        """Count the records and note what is missing; returns the hits, pinned."""
+        self._take_in(False)
+        self._fetches.take_back(num_layers=layer + 1)
+        lost = self._lookahead.retire(layer)
+        resident, submitted = self._cache.resident, self._cache.submitted
+        hits = [record for record in records if record in resident]
+        if len(hits) < len(records):
+            self._awaited = set(records).difference(hits)
+            self._missing = [
+                record for record in reversed(records) if record in self._awaited and record not in submitted
+            ]
+        self.hits += len(hits)
+        self.misses += len(self._missing)
+        self.late += len(self._awaited) - len(self._missing)
+        self._policy.touch(records)
+        self._cache.pin(hits)
+        self._policy.offer(lost)
+        return hits
+
+    def _demand(self, *, at_most: int) -> None:
+        for _ in range(min(at_most, len(self._missing))):
+            if not self._fetches.submit(self._missing[-1], Cause.DEMAND):
+                return
+            self._missing.pop()
+
+    def _wave(self, layer: int, held: Sequence[int]) -> Wave:
+        first = layer * self._cache.num_experts
+        return Wave(layer, [record - first for record in held], [self._cache.slot_of(record) for record in held])
+
+    def _begin_ahead(self) -> int | None:
+        """An awaited record for whose copy the device waits by itself, leased; None when there is none."""
+        for record, fetch in self._cache.submitted.items():
+            if record in self._awaited and self._mover.wait_on_device(fetch):
+                self._awaited.remove(record)
+                self._ahead[record] = self._clock.now_s()
+                self._ahead_lease = record
+                return record
+        return None
+
+    def _end_ahead(self) -> None:
+        """Its wave is over; a record that landed meanwhile was pinned."""
+        record, self._ahead_lease = self._ahead_lease, None
+        if record is not None and record in self._cache.pinned:
+            self._give_back([record])
+
+    def _give_back(self, held: list[int]) -> None:
+        """Unpin and empty `held`."""
+        self._cache.unpin(held)
+        self._policy.offer(held)
+        held.clear()
+
+    def _wait(self) -> None:
+        """Nothing is ready to compute: look ahead, then block until something arrives."""
+        self._fetches.speculate()
+        assert self._cache.submitted, "waiting for the link with nothing in flight"
+        begin_s = self._clock.now_s()
+        self._take_in(True)
+        self.stalls.add(begin_s, self._clock.now_s())
+
+    def _raise_failure(self) -> None:
+        failure = self._failure or self._loss
+        if failure is not None:
+            raise StorageError(failure)
