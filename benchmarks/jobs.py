@@ -122,7 +122,7 @@ def open_pool(session: Session) -> EnginePool:
 
 def prompts_of(session: Session) -> Prompts:
     """The prompts of the session's data, in the tokenizer of its store."""
-    with Store.open(session.options.store) as store:
+    with Store.open(session.options.store()) as store:
         tokenizer = Tokenizer.load(store.model_folder)
     assert tokenizer is not None, "seeds carry a tokenizer"
     return Prompts(session.options.data, tokenizer)

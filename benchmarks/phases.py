@@ -10,6 +10,7 @@ import torch
 
 from accelerate_offload import measure_accelerate
 from activity import profile
+from cold_start import measure_cold_start
 from jobs import Job, open_pool, prompts_of, run_all
 from moespeq.errors import MoespeqError
 from moespeq.hardware.link import measure_copies
@@ -21,19 +22,22 @@ from wide_store import build_store
 from widen import WideModel, write_checkpoint
 
 _TTFT_PROMPTS = 3
-_MODEL_CONTEXT_TOK = 16384  # longer than the seeds were trained for, so that long prompts can be timed
+MODEL_CONTEXT_TOK = 16384  # longer than the seeds were trained for, so that long prompts can be timed
 _ACTIVITY_TOK = 32
 _HOST_SHARE = 0.8  # of the free host memory that accelerate may fill
 
 
 def build(session: Session) -> None:
-    """Widen into a store, unless it is there."""
+    """Widen into a store for each layout that a row asks for, unless it is there."""
     options = session.options
-    if not options.store.exists():
-        begin_s = time.perf_counter()
-        build_store(_model(session), options.store, spill=options.spill, device=options.device)
-        session.result["build"] = {"seconds": round(time.perf_counter() - begin_s, 1)}
-    with Store.open(options.store) as store:
+    for layout in options.layouts:
+        path = options.store(layout)
+        if not path.exists():
+            begin_s = time.perf_counter()
+            spill = options.spill and options.spill / layout.value
+            build_store(_model(session), path, layout=layout, spill=spill, device=options.device)
+            session.result.setdefault("build_s", {})[layout.value] = round(time.perf_counter() - begin_s, 1)
+    with Store.open(options.store()) as store:
         manifest = store.manifest
         weights = sum(rows * cols for rows, cols in manifest.shapes)
         num_records = manifest.num_layers * manifest.num_experts
@@ -120,6 +124,18 @@ def activity(session: Session) -> None:
     session.result["activity"] = found
 
 
+def cold(session: Session) -> None:
+    """Start the nested engine from the disk, once. The store must lie on one, not in memory."""
+    options = session.options
+    loading = {"device": options.device, "device_memory": options.budget_bytes, **ROWS["nested"].options}
+    if options.context_tok is not None:
+        loading["ctx_size"] = options.context_tok
+    try:
+        session.result["cold"] = measure_cold_start(options.store(), prompts_of(session).question(0), **loading)
+    except (MoespeqError, RuntimeError) as error:
+        session.result["cold"] = {"error": one_line(error)}
+
+
 def accelerate(session: Session) -> None:
     """transformers with accelerate's offload, once; writes the widened checkpoint it loads."""
     options = session.options
@@ -142,7 +158,7 @@ def accelerate(session: Session) -> None:
         session.result["accelerate"] = {"error": one_line(error)}
 
 
-PHASES = {phase.__name__: phase for phase in (build, link, rows, ttft, identity, activity, accelerate)}
+PHASES = {phase.__name__: phase for phase in (build, link, cold, rows, ttft, identity, activity, accelerate)}
 
 
 def _model(session: Session) -> WideModel:
@@ -152,5 +168,5 @@ def _model(session: Session) -> WideModel:
         options.shape.factors,
         device=options.device,
         num_layers=options.shape.num_layers,
-        context_tok=_MODEL_CONTEXT_TOK,
+        context_tok=MODEL_CONTEXT_TOK,
     )

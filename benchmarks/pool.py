@@ -22,6 +22,7 @@ from moespeq.config import LoadOptions
 from moespeq.decode.assembly import plan_of
 from moespeq.decode.engine import Engine
 from moespeq.errors import MoespeqError
+from moespeq.nested import Layout
 from moespeq.store import Store
 from rows import ROWS, Row
 
@@ -50,13 +51,14 @@ class Opened:
 class EnginePool:
     """At most `max_open` engines of one store.
 
-    common: options of every row. warm_up runs whatever must be compiled, captured and allocated before anything is
+    store: the path for a layout; common: options of every row. warm_up runs whatever must be compiled, captured and
+    allocated before anything is
     timed; on_open is told of each new engine after that. context_bytes: what CUDA itself takes of the device.
     """
 
     def __init__(
         self,
-        store: Path,
+        store: Callable[[Layout], Path],
         common: Mapping[str, Any],
         *,
         max_open: int,
@@ -90,7 +92,7 @@ class EnginePool:
         """Equal for rows that share an engine."""
         options = self._options(row, link_bytes_per_s)
         fixed = {name: value for name, value in options.items() if name not in _KNOBS}
-        return repr((sorted(fixed.items()), row.slots_as))
+        return repr((sorted(fixed.items()), row.slots_as, row.layout))
 
     def close(self) -> None:
         """Close every engine."""
@@ -114,7 +116,7 @@ class EnginePool:
             options = {**options, "device_memory": self._budget_for_slots(options, ROWS[row.slots_as])}
         with device_peak(self._context_bytes) as peak:
             begin_s = time.perf_counter()
-            engine = moespeq.load(self._store, **options)
+            engine = moespeq.load(self._store(row.layout), **options)
             load_s = time.perf_counter() - begin_s
             try:
                 self._warm_up(engine)
@@ -126,7 +128,7 @@ class EnginePool:
 
     def _budget_for_slots(self, options: Mapping[str, Any], like: Row) -> int:
         """Device memory that gives an engine of `options` as many slots as the row `like` has."""
-        with Store.open(self._store) as store:
+        with Store.open(self._store(like.layout)) as store:
             own, other = (
                 plan_of(store, LoadOptions.from_mapping(each))[1] for each in (options, self._options(like, None))
             )

@@ -8,19 +8,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moespeq.config import format_bytes
+from moespeq.errors import UsageError
+from result_file import RESULTS, read_result
 from rows import BASELINE
 from shapes import SHAPES
 from tables import figure, label_of, percent, ratio_lines, runs_table, table, ttft_table
 
 ROOT = Path(__file__).parent.parent
-RESULTS, DOCUMENT, FIGURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "figures"
+DOCUMENT, FIGURES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "figures"
 Result = Mapping[str, Any]
 
 _ABLATION = (BASELINE, "draft_only", "plain", "nested")
@@ -61,9 +62,9 @@ def document(results: Sequence[Result]) -> str:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Every result, published shapes first and in their order."""
+    """Every result, published shapes first and in their order. Raises UsageError for one of another schema."""
     known = list(SHAPES)
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = [read_result(path) for path in sorted(folder.glob("*.json"))]
     return sorted(found, key=lambda result: _order(known, result["shape"]))
 
 
@@ -237,7 +238,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the document is up to date")
     args = parser.parse_args()
-    results = read_results(RESULTS)
+    try:
+        results = read_results(RESULTS)
+    except UsageError as error:
+        sys.exit(f"report.py: {error}")
     text = document(results)
     if args.check:
         sys.exit(0 if DOCUMENT.is_file() and DOCUMENT.read_text() == text else f"{DOCUMENT} is not up to date.")

@@ -34,7 +34,7 @@ class Run:
     ttft_s: float | None = None
     decode_s: float | None = None
     prefill_link_bytes: int | None = None
-    prefill_records: int | None = None
+    prefill_used_bytes: int | None = None
     decode_link_bytes: int | None = None
     wasted_bytes: int | None = None
     bytes_by_cause: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def measure(
         ttft_s=stats.ttft_s,
         decode_s=stats.decode_s,
         prefill_link_bytes=prefill.link_bytes,
-        prefill_records=prefill.late + prefill.misses,
+        prefill_used_bytes=prefill.used_bytes,
         decode_link_bytes=stats.link_bytes - prefill.link_bytes,
         wasted_bytes=stats.wasted_bytes,
         bytes_by_cause=dict(stats.bytes_by_cause),

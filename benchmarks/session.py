@@ -1,17 +1,16 @@
 """One benchmark of one shape on one machine: its options, what the machine is, and the JSON that grows phase by phase.
 
 The file is written after every run, so that what dies late leaves the rest; a second call goes on with the file it
-finds and replaces the phases it runs. Every phase keeps the commit, time and device it ran with.
+finds, if that measured the same, and replaces the phases it runs. Every phase keeps the commit and time it ran with.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,15 +21,17 @@ import torch
 
 import moespeq
 from device_memory import measure_context_bytes
+from moespeq.nested import Layout
+from result_file import SCHEMA, check_same, read_result, write_result
+from rows import ROWS
 from shapes import Shape
 
-SCHEMA = 1
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a call of run.py was asked for."""
+    """What a call of run.py was asked for. left_out: rows that were asked for too, and why they do not run here."""
 
     shape: Shape
     seed: Path
@@ -39,6 +40,7 @@ class Options:
     device: str
     budget_bytes: int
     rows: Sequence[str]
+    left_out: Mapping[str, str]
     links: Sequence[str]
     repetitions: int
     new_tok: int
@@ -51,31 +53,43 @@ class Options:
     max_s: float
 
     @property
-    def store(self) -> Path:
-        return self.work / f"{self.shape.name}.moespeq"
+    def layouts(self) -> list[Layout]:
+        """Those of the stores that the rows open; the first one's figures stand for the shape."""
+        return sorted({Layout.FIXED, *(ROWS[name].layout for name in self.rows)}, key=list(Layout).index)
+
+    def store(self, layout: Layout = Layout.FIXED) -> Path:
+        """Where the store of a layout is."""
+        suffix = "" if layout is Layout.FIXED else f".{layout.value}"
+        return self.work / f"{self.shape.name}{suffix}.moespeq"
 
 
 class Session:
-    """Options and the growing result."""
+    """Options and the growing result. Raises UsageError where `out` holds a result of something else."""
 
-    def __init__(self, options: Options, out: Path, *, commit: str | None) -> None:
+    def __init__(self, options: Options, out: Path, *, commit: str | None, may_mix_commits: bool = False) -> None:
         self.options, self._out = options, out
         self._end_s = time.monotonic() + options.max_s
-        self.context_bytes = measure_context_bytes()
         self._commit = commit or _git_commit()
-        known = json.loads(out.read_text()) if out.is_file() else {}
-        self.result: dict[str, Any] = {
-            **known,
+        known = read_result(out) if out.exists() else {}
+        asked = {
             "schema": SCHEMA,
             "kind": "e2e",
             "commit": self._commit,
             "shape": options.shape.name,
             "layers": options.shape.num_layers,
             "budget_bytes": options.budget_bytes,
-            "seed": options.seed.name,
-            "device": device_facts(options.device),
+            "context_tok": options.context_tok,
+            "seed": options.seed.resolve().name,
+        }
+        self.context_bytes = measure_context_bytes()
+        asked["device"] = device_facts(options.device)
+        check_same(out, known, asked, may_mix_commits=may_mix_commits)
+        self.result: dict[str, Any] = {
+            **known,
+            **asked,
             "machine": machine_facts(),
             "versions": versions(),
+            "left_out": dict(options.left_out),
             "phases": known.get("phases", {}),
         }
 
@@ -92,8 +106,7 @@ class Session:
 
     def save(self) -> None:
         """Write everything measured so far."""
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        self._out.write_text(to_text(self.result))
+        write_result(self._out, self.result)
 
     def finish_phase(self, name: str, seconds: float) -> None:
         """Note that a phase is done, and write everything."""
@@ -104,17 +117,6 @@ class Session:
             "seconds": round(seconds, 1),
         }
         self.save()
-
-
-def to_text(result: dict[str, Any]) -> str:
-    """JSON with a line for each entry, and for each item of a long list: small, and its differences are readable."""
-
-    def line(value: Any) -> str:
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return "[\n " + ",\n ".join(json.dumps(item) for item in value) + "\n]"
-        return json.dumps(value)
-
-    return "{\n" + ",\n".join(f"{json.dumps(key)}: {line(value)}" for key, value in result.items()) + "\n}\n"
 
 
 def device_facts(device: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 TPOT    = decode_s / (new_tok - 1)
 floor   = link bytes a token / link bandwidth: what the bytes alone would take; ratio = TPOT / floor
 speedup = TPOT of the baseline / TPOT of the row, prompt by prompt, then the median
-TTFT floor = records fetched by the prefill x record bytes / link bandwidth
+TTFT floor = bytes of the records that the prefill used and had to fetch / link bandwidth
 link utilisation while waiting = link time inside stalls / stall time
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moespeq.config import parse_bytes
-from rows import AS_IS, BASELINE, IDENTICAL_ROWS, ROWS
+from rows import AS_IS, BASELINE, IDENTICAL_ROWS, ROUND_ROWS, ROWS
 
 Run = Mapping[str, Any]
 
@@ -32,17 +32,12 @@ def summarize_result(result: dict[str, Any]) -> None:
         "tpot_s": {f"{each['row']} {each['link']}": each["floor_tpot_s"] for each in result["summary"] if each["runs"]},
     }
     succeeded = {run["row"] for run in runs if run["error"] is None}
-    in_bucket = [name for name, row in ROWS.items() if row.load.get("rows") and name in succeeded]
+    in_bucket = [name for name, row in ROWS.items() if row.load.get("rows") == ROUND_ROWS and name in succeeded]
     result["same_tokens"] = identical(runs, in_bucket)
     if "identity" in result:
         result["identity_check"] = identical(result["identity"], IDENTICAL_ROWS)
     if "ttft" in result:
-        store = result["store"]
-        record_bytes = {
-            name: store["plain_record_bytes" if row.load.get("records") == "plain" else "record_bytes"]
-            for name, row in ROWS.items()
-        }
-        result["ttft_summary"] = summarize_ttft(result["ttft"], record_bytes, bandwidths[AS_IS])
+        result["ttft_summary"] = summarize_ttft(result["ttft"], bandwidths[AS_IS])
     result["ratios"] = _ratios(result)
 
 
@@ -110,8 +105,8 @@ def identical(runs: Sequence[Run], rows: Sequence[str]) -> dict[str, Any]:
     return {"rows": list(rows), "prompts": len(compared), "different_prompts": different}
 
 
-def summarize_ttft(runs: Sequence[Run], record_bytes: Mapping[str, float], bandwidth: float) -> list[dict[str, Any]]:
-    """One entry for each (row, prompt length). record_bytes: mean record of each row."""
+def summarize_ttft(runs: Sequence[Run], bandwidth: float) -> list[dict[str, Any]]:
+    """One entry for each (row, prompt length)."""
     groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
     for run in runs:
         if run["error"] is None:
@@ -119,7 +114,7 @@ def summarize_ttft(runs: Sequence[Run], record_bytes: Mapping[str, float], bandw
     entries = []
     for (row, prompt_tok), group in groups.items():
         ttft = spread(run["ttft_s"] for run in group)
-        floor_s = statistics.median(run["prefill_records"] * record_bytes[row] / bandwidth for run in group)
+        floor_s = statistics.median(run["prefill_used_bytes"] / bandwidth for run in group)
         entries.append(
             {
                 "row": row,

@@ -46,7 +46,8 @@ def runs_table(result: Result) -> list[str]:
         for entry in result["summary"]
         for error in entry["errors"]
     ]
-    return [*table(header, [_run_cells(entry) for entry in result["summary"]]), "", *failures, ""]
+    left_out = [(label_of(row), why, *("-",) * (len(header) - 2)) for row, why in result.get("left_out", {}).items()]
+    return [*table(header, [*map(_run_cells, result["summary"]), *left_out]), "", *failures, ""]
 
 
 def ttft_table(result: Result) -> list[str]:

@@ -39,7 +39,7 @@ def make_run(row: str, link: str, prompt: int, decode_s: float, **changes: Any) 
         "ttft_s": 0.5,
         "decode_s": decode_s,
         "prefill_link_bytes": 10 * GB,
-        "prefill_records": 100,
+        "prefill_used_bytes": 9 * GB,
         "decode_link_bytes": 10 * GB,
         "wasted_bytes": 2 * GB,
         "bytes_by_cause": {"demand": 20 * GB},

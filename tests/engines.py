@@ -25,7 +25,7 @@ __all__ = ["flip_schedule", "memory_for", "noisy_draft", "open_tight", "prompts"
 def memory_for(store: Path, num_slots: int, **options: Any) -> int:
     """The device budget that leaves exactly `num_slots` slots."""
     with Store.open(store) as opened:
-        needs = needs_of(opened)
+        needs = needs_of(opened, options.get("records", "store"))
     machine = Machine(1 << 40, gpu_free_bytes=1 << 40 if options.get("device") == "cuda" else None)
     roomy = plan_memory(needs, resolve_options(LoadOptions(**options), machine), machine)
     return roomy.total_bytes - roomy.slots_bytes + num_slots * roomy.slot_bytes

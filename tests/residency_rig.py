@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moespeq.replay import VirtualClock
-from moespeq.residency import PassKind, Residency, ResidencyOptions
+from moespeq.residency import PassKind, Residency, ResidencyOptions, ResidentBases
 from moespeq.types import Cause, Completion, ExpertKey, Fetch
 
 NUM_LAYERS, NUM_EXPERTS = 4, 8
@@ -77,6 +77,7 @@ class Rig:
         num_experts: int = NUM_EXPERTS,
         mover_depth: int = 100,
         has_device_waits: bool = False,
+        bases: ResidentBases | None = None,
     ) -> None:
         self.mover = HandMover(VirtualClock(), mover_depth, has_device_waits=has_device_waits)
         self.residency = Residency(
@@ -87,6 +88,7 @@ class Rig:
             num_experts=num_experts,
             num_bytes=lambda key: 100 + key.expert,
             options=options or ResidencyOptions(),
+            bases=bases,
         )
 
     def predict(self, *keys: tuple[int, int]) -> None:

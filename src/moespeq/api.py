@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moespeq.config import LoadOptions
 from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
+from moespeq.errors import UsageError
 from moespeq.prepare import ProgressSink, prepare_cached
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ def load(source: str | Path, *, progress: ProgressSink | None = None, **options:
     Use it as a context manager. Raises a MoespeqError with one sentence that says what to do.
     """
     parsed = LoadOptions.from_mapping(options)
+    if not isinstance(source, (str, Path)):
+        raise UsageError(f"A model is the path of a store or checkpoint, or a hub id, got {source!r}.")
+    if progress is not None and not callable(getattr(progress, "update", None)):
+        raise UsageError(f"progress takes an object with an `update` method, got {progress!r}.")
     return open_engine(prepare_cached(source, device=parsed.device, progress=progress), parsed)
 
 

@@ -16,8 +16,8 @@ from moespeq.errors import UsageError
 
 __all__ = ["ROW_BUCKETS", "LoadOptions", "RecordForm", "format_bytes", "nearest_name", "parse_bytes"]
 
-ROW_BUCKETS = (17, 33, 65)
-RecordForm = Literal["auto", "store", "whole", "plain"]
+ROW_BUCKETS = (1, 17, 33, 65)
+RecordForm = Literal["auto", "store", "mixed", "whole", "plain"]
 """What crosses the link; see LoadOptions."""
 _DEFAULT_ROWS = {"cpu": 17, "cuda": 33}
 _UNITS = {
@@ -32,7 +32,8 @@ _UNITS = {
     "ti": 2**40,
 }
 _ADDRESSABLE_BYTES = 2**63
-_SIZES = ("device_memory", "host_memory", "link_bytes_per_s")
+_MOST_LINK_THREADS = 256  # more than any disk has a use for
+_SIZES = ("device_memory", "host_memory", "base_memory", "link_bytes_per_s")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -75,12 +76,15 @@ class LoadOptions:
     """How an engine is loaded. Sizes are bytes; None means "auto".
 
     rows: the row bucket R of every verify pass; k is at most R - 1 and results are identical between runs of equal R.
+    1 is for an engine that never drafts.
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
     eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
     records: what crosses the link. "store": what is stored, completed by the resident base; "whole": base and residual
-    together, with no base resident and so no draft; "plain": bf16, decoded into host memory (an ablation; CUDA only).
-    "auto" is store where the base fits, else whole.
+    together, with no base resident and so no draft; "mixed": either, with the base of a part of the experts resident;
+    "plain": bf16, decoded into host memory (an ablation; CUDA only). "auto" is store where the base fits, else mixed
+    where a k above 0 is asked for, else whole.
+    base_memory: bytes of the device for the base, from none to all of it; the rest of the experts' base travels.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
@@ -88,6 +92,7 @@ class LoadOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory: int | None = None
     host_memory: int | None = None
+    base_memory: int | None = None
     k: int | Literal["auto"] = "auto"
     rows: int | None = None
     ctx_size: int | None = None
@@ -107,15 +112,19 @@ class LoadOptions:
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
         if self.eviction not in ("auto", "next_use", "lru"):
             raise UsageError(f"eviction '{self.eviction}' is unknown; use 'auto', 'next_use' or 'lru'.")
-        if self.records not in ("auto", "store", "whole", "plain"):
-            raise UsageError(f"records '{self.records}' is unknown; use 'auto', 'store', 'whole' or 'plain'.")
+        if self.records not in ("auto", "store", "mixed", "whole", "plain"):
+            raise UsageError(f"records '{self.records}' is unknown; use 'auto', 'store', 'mixed', 'whole' or 'plain'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
             raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
         if not isinstance(self.prefetch, bool):
             raise UsageError(f"prefetch must be True or False, got {self.prefetch!r}.")
+        self._check_base()
         self._check_k()
-        for name in ("ctx_size", "link_threads", "prefill_rows", "threads"):
-            _check_count(name, getattr(self, name))
+        for name in ("ctx_size", "threads"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        _check_count("prefill_rows", self.prefill_rows)
+        _check_count("link_threads", self.link_threads, most=_MOST_LINK_THREADS)
         if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
             raise UsageError(f"The link bandwidth must be above 0 bytes/s, got {self.link_bytes_per_s}.")
 
@@ -123,6 +132,16 @@ class LoadOptions:
     def has_draft(self) -> bool:
         """Whether a base is resident to draft with."""
         return self.mode == "speculative" and self.records != "whole"
+
+    def _check_base(self) -> None:
+        if self.records == "mixed" and self.mode == "on_demand":
+            raise UsageError("on_demand keeps no base in memory, and records='mixed' keep a part of it; leave one out.")
+        if self.base_memory is None:
+            return
+        if self.mode == "on_demand":
+            raise UsageError("on_demand keeps no base in memory; leave base_memory out.")
+        if self.records not in ("auto", "mixed"):
+            raise UsageError(f"base_memory decides which records travel whole; leave records='{self.records}' out.")
 
     def _check_k(self) -> None:
         if self.k == "auto":
@@ -164,8 +183,8 @@ class LoadOptions:
         return cls(**{**values, **sizes})
 
 
-def _check_count(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}.")
+def _check_count(name: str, value: int, *, most: int | None = None) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < 1 or (most is not None and value > most):
+        allowed = "of at least 1" if most is None else f"from 1 to {most}"
+        raise UsageError(f"{name} must be a whole number {allowed}, got {value!r}.")

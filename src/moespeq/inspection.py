@@ -11,11 +11,14 @@ from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
 from moespeq.model.graphs.suitable import passes_on_cuda
 from moespeq.model.loading import load_config
-from moespeq.plan import MemoryNeeds, least_memory_bytes
+from moespeq.nested import Layout
+from moespeq.plan import least_memory_bytes
 from moespeq.prepare import is_store
 from moespeq.store import Store, open_checkpoint
 
 __all__ = ["describe_model"]
+
+_CONTEXTS_TOK = (512, 4096)
 
 
 def describe_model(source: str | Path) -> dict[str, Any]:
@@ -51,16 +54,29 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "slot_bytes": needs.slot_bytes,
             "kv_bytes_per_tok": needs.shape.kv_bytes_per_tok,
             "passes_on_cuda": passes_on_cuda(load_config(store.model_folder)),
-            **_least_memory(needs),
+            "least_memory_bytes": _least_memory(store),
         }
 
 
-def _least_memory(needs: MemoryNeeds) -> dict[str, int]:
-    """The smallest device memory at a short context and at the default one."""
-    contexts = {tok: min(tok, needs.shape.max_context_tok) for tok in (512, 4096)}
+def _least_memory(store: Store) -> dict[str, dict[str, dict[str, int]]]:
+    """The smallest device memory: device -> tokens of context, a short one and the default -> way to run -> bytes."""
+    is_plain = all(layout is Layout.PLAIN for layout in store.manifest.layouts)
+    ways: dict[str, dict[str, Any]] = {
+        "with_draft": {"records": "store"},
+        "base_travels": {"records": "whole", "k": 0},
+        "on_demand": {"records": "store" if is_plain else "whole", "mode": "on_demand"},
+    }
+    needs = {records: needs_of(store, records) for records in ("store", "whole")}
+    contexts = sorted({min(tok, needs["store"].shape.max_context_tok) for tok in _CONTEXTS_TOK})
     return {
-        f"least_memory_at_{tok}_tok_bytes": least_memory_bytes(needs, LoadOptions(device="cpu", ctx_size=tok))
-        for tok in sorted(set(contexts.values()))
+        device: {
+            str(tok): {
+                way: least_memory_bytes(needs[given["records"]], LoadOptions(device=device, ctx_size=tok, **given))
+                for way, given in ways.items()
+            }
+            for tok in contexts
+        }
+        for device in ("cpu", "cuda")
     }
 
 

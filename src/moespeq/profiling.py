@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 
 from moespeq.api import load
 from moespeq.cache_folder import cache_folder
+from moespeq.config import LoadOptions
+from moespeq.decode.assembly import plan_of
 from moespeq.decode.engine import Engine
 from moespeq.errors import UsageError
 from moespeq.hardware.disk import measure_reads, scratch_file
@@ -23,7 +25,7 @@ from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.link import measure_copies
 from moespeq.nested import BaseFormat, Layout, decode_record, split_base
 from moespeq.plan.profile import DiskRate, MachineProfile, ModelTimes
-from moespeq.prepare import prepare_cached
+from moespeq.prepare import ProgressSink, prepare_cached
 from moespeq.prepare.experts import view_of
 from moespeq.store import Store
 from moespeq.types import ExpertKey, StepReport
@@ -44,28 +46,51 @@ def profile_machine(
     device: str,
     rows: Sequence[int],
     say: Say,
+    progress: ProgressSink | None = None,
     disk_bytes: int = _DISK_BYTES,
     **options: Any,
 ) -> MachineProfile:
     """Measure `device` ("cpu" or "cuda") and, where one is given, a model with each of the row buckets `rows`.
 
-    options: those of `load`. say: takes a line of progress. Raises what loading raises.
+    options: those of `load`. say: takes a line of progress. Raises what loading raises, before anything is measured.
     """
+    if 1 in rows:
+        raise UsageError("One row never drafts, so it says nothing of a draft; give rows of 17, 33 or 65.")
     where = torch.device(device)
+    asked = {bucket: {**options, "device": device, "rows": bucket, "k": bucket - 1} for bucket in rows}
+    for each in asked.values():
+        LoadOptions.from_mapping(each)
+    store = None if model is None else _fitting_store(model, device, asked, progress)
     pinned = {}
     if where.type == "cuda":
         say("copies from pinned memory")
         pinned = _pinned_copies(where, say)
     say("copies from pageable memory")
     pageable = measure_copies(where, is_pinned=False)
-    store = None if model is None else prepare_cached(model)
     return MachineProfile(
         device=torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
         pinned_copy=pinned,
         pageable_copy=pageable,
         disk=_disk_rates(store, disk_bytes, say),
-        model=None if store is None else _model_times(store, device, rows, options, say),
+        models=() if store is None else (_model_times(store, where, asked, say),),
     )
+
+
+def _fitting_store(
+    model: str | Path, device: str, asked: Mapping[int, Mapping[str, Any]], progress: ProgressSink | None
+) -> Path:
+    """The store of `model`, once all that will be loaded is known to fit."""
+    store = prepare_cached(model, device=device, progress=progress)
+    with Store.open(store) as opened:
+        for bucket, options in asked.items():
+            _, plan = plan_of(opened, LoadOptions.from_mapping(options))
+            if plan.context_tok < len(_PROMPT) + 2 * bucket:
+                raise UsageError(_no_full_round(plan.context_tok, bucket - 1))
+    return store
+
+
+def _no_full_round(context_tok: int, k: int) -> str:
+    return f"{context_tok} tokens of context leave no round of {k} drafts; lower the rows."
 
 
 def choose_device(name: str) -> str:
@@ -108,12 +133,12 @@ def _rates_of(path: Path, num_bytes: int, say: Say) -> tuple[DiskRate, ...]:
     return tuple(rates)
 
 
-def _model_times(store: Path, device: str, rows: Sequence[int], options: dict[str, Any], say: Say) -> ModelTimes:
+def _model_times(store: Path, device: torch.device, asked: Mapping[int, Mapping[str, Any]], say: Say) -> ModelTimes:
     verify_s: dict[int, float] = {}
     draft_s: list[float] = []
-    for bucket in rows:
+    for bucket, options in asked.items():
         say(f"draft and verify with {bucket} rows")
-        with load(store, device=device, rows=bucket, k=bucket - 1, **options) as engine:
+        with load(store, **options) as engine:
             reports = _full_rounds(engine, bucket - 1)
         verify_s[bucket] = statistics.median(report.verify_s - report.stall_s for report in reports)
         draft_s += [report.draft_s / (report.k + 1) for report in reports]
@@ -123,7 +148,7 @@ def _model_times(store: Path, device: str, rows: Sequence[int], options: dict[st
             model=opened.manifest.name,
             draft_s_per_tok=statistics.median(draft_s),
             verify_s=verify_s,
-            decode_bytes_per_s=_decode_bytes_per_s(opened, torch.device(device)),
+            decode_bytes_per_s=_decode_bytes_per_s(opened, device),
         )
 
 
@@ -136,7 +161,7 @@ def _full_rounds(engine: Engine, k: int) -> list[StepReport]:
             stream.cancel()
     reports = [report for report in stream.result.stats.reports[1:] if report.k == k]
     if not reports:
-        raise UsageError(f"{engine.plan.context_tok} tokens of context leave no round of {k} drafts; lower the rows.")
+        raise UsageError(_no_full_round(engine.plan.context_tok, k))
     return reports
 
 

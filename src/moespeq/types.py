@@ -29,13 +29,14 @@ class ExpertKey(NamedTuple):
 
 
 class Cause(IntEnum):
-    """Why a record is moved; smaller is more urgent."""
+    """Why a record is moved; smaller is more urgent. BASE: between two passes, the base of an expert alone."""
 
     DEMAND = 0
     STAGE = 1
     SATURATE = 2
     PREFETCH = 3
     PRIME = 4
+    BASE = 5
 
 
 class FinishReason(Enum):
@@ -48,8 +49,8 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Copy one record into one slot. `num_bytes`: what the link carries, the record or, where its base is resident, what
-    follows the base in it: always the record's end.
+    """Copy one record into one slot. `num_bytes`: what the link carries, the whole record or, where its base is
+    resident, what follows the base in it: always the record's end.
     """
 
     key: ExpertKey
@@ -69,6 +70,19 @@ class Completion:
     seconds: float
     error: str | None = None
     ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFill:
+    """How far the records in host memory are loaded; both 0 where they come from the disk each time."""
+
+    filled_bytes: int = 0
+    total_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is left to load."""
+        return self.filled_bytes >= self.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,7 @@ class StepReport:
     """One round as measured: what was drafted and kept, what crossed the link and why, and where the time went.
 
     stall_s: the target waited with nothing to compute; link_busy_s: a copy was on the link; stall_busy_s: both.
+    used_bytes: records used for the first time since they crossed the link.
     """
 
     k: int
@@ -114,6 +129,7 @@ class StepReport:
     bytes_by_cause: dict[Cause, int] = field(default_factory=dict)
     link_busy_s: float = 0.0
     stall_busy_s: float = 0.0
+    used_bytes: int = 0
 
     @property
     def link_bytes(self) -> int:

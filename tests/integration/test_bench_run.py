@@ -80,6 +80,37 @@ def test_accelerate_is_timed_on_the_written_checkpoint(run: Script) -> None:
     assert result["accelerate"]["tpot_s"] > 0
 
 
+def test_plain_rows_are_marked_and_not_failed_on_a_cpu(run: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["--budget", "64MB", "--rows", "on_demand,nested_k0", "--repetitions", "1"]
+    result = run("--phases", "build,link,rows", *rows)
+    assert [(measured["row"], measured["error"]) for measured in result["runs"]] == [("nested_k0", None)]
+    assert result["left_out"] == {"on_demand": "not on a CPU"}
+    printed = capsys.readouterr().out
+    assert "Failed" not in printed
+    (line,) = (line for line in printed.splitlines() if line.startswith("| on demand, plain records, LRU"))
+    assert "not on a CPU" in line
+
+
+def test_a_call_that_would_mix_measurements_is_one_sentence(run: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--budget", "64MB", "--phases", "build")
+    for arguments, sentence in (
+        (("--budget", "65MB", "--phases", "link"), "this call has 65000000 (61.99 MiB); give --budget 64000000"),
+        (("--budget", "64MB", "--commit", "def", "--phases", "link"), "--commit abc, another --out, or --mix-commits"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(*arguments)
+        said = capsys.readouterr().err
+        assert (ended.value.code, said.count("\n")) == (2, 1)
+        assert sentence in said
+    run("--budget", "64MB", "--commit", "def", "--mix-commits", "--phases", "link")
+
+
+def test_measuring_before_anything_is_built_is_one_sentence(run: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--phases", "link")
+    assert "has no store of smoke yet; begin with --phases build" in capsys.readouterr().err
+
+
 def test_a_row_that_cannot_run_is_recorded_as_failed(run: Script) -> None:
     result = run("--budget", "1MB", "--rows", "nested", "--repetitions", "1", "--phases", "build,link,rows")
     (failed,) = result["runs"]

@@ -13,7 +13,7 @@ import pytest
 
 from engines import memory_for, noisy_draft, open_tight, prompts
 from moespeq.config import LoadOptions, format_bytes
-from moespeq.decode.assembly import needs_of, open_engine
+from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
 from moespeq.errors import BudgetError, StorageError, UsageError
@@ -40,9 +40,9 @@ def counted_disk(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Bytes of every record read from disk."""
     read, honest = [], DiskSource.read_into
 
-    def counting(self: DiskSource, key: ExpertKey, buffer: memoryview) -> None:
-        read.append(self.num_bytes(key))
-        honest(self, key, buffer)
+    def counting(self: DiskSource, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
+        read.append(self.num_bytes(key) - skip_bytes)
+        honest(self, key, buffer, skip_bytes=skip_bytes)
 
     with patch.context() as inner:
         inner.setattr(DiskSource, "read_into", counting)
@@ -78,7 +78,7 @@ def test_a_budget_below_one_slot_is_refused_before_anything_is_loaded(tiny_store
         assert engine.plan.num_slots == 1
     expected = f"is 100 B too small: .* give at least {format_bytes(least_bytes)}"
     with pytest.raises(BudgetError, match=expected):
-        open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100, k=4))
+        open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100, k=4, records="store"))
 
 
 def test_the_engine_takes_what_the_plan_says(tiny_store: Path) -> None:
@@ -180,6 +180,12 @@ def test_every_row_bucket_keeps_the_text_for_every_k(
     assert texts[0] == texts[1]
 
 
+def test_an_engine_of_one_row_decodes_without_a_draft(tiny_store: Path) -> None:
+    with open_tight(tiny_store, 5, device="cpu", rows=1) as engine:
+        result = engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        assert (len(result.tokens), set(result.stats.k_per_round)) == (8, {0})
+
+
 def test_on_demand_runs_from_plain_records_without_a_base(tiny_plain_store: Path) -> None:
     with open_tight(tiny_plain_store, 9, mode="on_demand") as engine:
         result = generate(engine)
@@ -203,20 +209,18 @@ def test_on_demand_runs_from_nested_records_with_their_base_in_front(tiny_store:
 def test_without_room_for_the_base_it_travels_and_the_text_stays_plain_decodings(
     tiny_store: Path, answer: tuple[int, ...]
 ) -> None:
-    with Store.open(tiny_store) as store:
-        base_bytes = needs_of(store).base_bytes
-    memory = memory_for(tiny_store, 1) - base_bytes // 2
+    memory = memory_for(tiny_store, 2, records="whole")
     with open_engine(tiny_store, LoadOptions(device="cpu", device_memory=memory)) as engine:
         result = generate(engine)
-        assert "nothing is drafted" in engine.plan.reasons["records"]
+        assert "nothing is drafted" in engine.plan.reasons["base"]
         assert engine.plan.total_bytes <= memory
         engine._parts.residency.check()
     assert result.tokens == answer
     assert set(result.stats.k_per_round) == {0}
 
 
-def test_a_draft_that_is_asked_for_and_does_not_fit_is_refused(tiny_store: Path) -> None:
-    memory = memory_for(tiny_store, 1) - 4096
+def test_a_draft_that_is_asked_for_and_has_no_room_for_one_base_is_refused(tiny_store: Path) -> None:
+    memory = memory_for(tiny_store, 1, records="whole") + 4096
     with pytest.raises(BudgetError, match="INT4 base"):
         open_engine(tiny_store, LoadOptions(device="cpu", device_memory=memory, k=4))
 
@@ -272,10 +276,10 @@ def test_a_record_that_fails_only_as_a_guess_costs_no_token(
 ) -> None:
     reads, honest = iter(range(10**6)), DiskSource.read_into
 
-    def flaky(self: DiskSource, key: Any, buffer: memoryview) -> None:
+    def flaky(self: DiskSource, key: Any, buffer: memoryview, *, skip_bytes: int = 0) -> None:
         if threading.current_thread().name.endswith("-0") and next(reads) % 3 == 2:
             raise OSError("flaky link")
-        honest(self, key, buffer)
+        honest(self, key, buffer, skip_bytes=skip_bytes)
 
     monkeypatch.setattr(DiskSource, "read_into", flaky)
     with open_tight(tiny_store, 12, k=4) as engine:

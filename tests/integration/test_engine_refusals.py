@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import moespeq
 from engines import open_tight, prompts
 from families import VOCAB_SIZE, make_tiny
 from moespeq.decode.engine import Engine
@@ -108,3 +109,28 @@ def test_logits_that_are_not_numbers_are_refused_with_their_position(engine: Eng
     ids = engine.tokenizer.encode(PROMPT)[:5]
     with pytest.raises(MoespeqError, match="produced NaN at position 12"):
         engine.generate(ids, logits_processors=spoilt, ignore_eos=True, **sampling)
+
+
+@pytest.mark.parametrize("source", [5, None, 1.5, ["a"], b"model", {}])
+def test_what_is_no_path_is_no_model(source: Any) -> None:
+    for load in (moespeq.load, moespeq.from_pretrained):
+        with pytest.raises(UsageError, match="A model is the path of a store or checkpoint, or a hub id, got"):
+            load(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"progress": 5}, "progress takes an object with an `update` method, got 5"),
+        ({"link_threads": None}, "link_threads must be a whole number from 1 to 256, got None"),
+        ({"link_threads": 10**6}, "link_threads must be a whole number from 1 to 256, got 1000000"),
+        ({"prefill_rows": None}, "prefill_rows must be a whole number of at least 1, got None"),
+        ({"device": None}, "device 'None' is unknown"),
+        ({"device_memory": [1]}, r"'\[1\]' is not a size"),
+        ({"prefetch": "yes"}, "prefetch must be True or False"),
+        ({"rows": 17.0}, "rows must be one of 1, 17, 33, 65, got 17.0"),
+    ],
+)
+def test_a_load_option_of_the_wrong_kind_is_refused(tiny_store: Path, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        moespeq.load(tiny_store, **options)

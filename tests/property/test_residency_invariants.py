@@ -161,6 +161,14 @@ class ResidencyMachine(RuleBasedStateMachine):
     def predict(self, routes: tuple[set[int], ...]) -> None:
         self.residency.predict([sorted(experts) for experts in routes])
 
+    @precondition(lambda self: self.kind is PassKind.PREFILL and self.front < NUM_LAYERS)
+    @rule(experts=st.lists(st.integers(0, NUM_EXPERTS - 1), unique=True), has_all=st.booleans())
+    def foresee(self, experts: list[int], has_all: bool) -> None:
+        if has_all:
+            self.residency.expect_all()
+        else:
+            self.residency.expect(self.front, [experts])
+
     @rule()
     def pump(self) -> None:
         self.residency.pump()
@@ -179,9 +187,19 @@ class ResidencyMachine(RuleBasedStateMachine):
         broken=st.sets(st.sampled_from(KEYS), max_size=1),
         pauses=st.lists(st.integers(0, 3), min_size=NUM_EXPERTS, max_size=NUM_EXPERTS),
         is_closed_early=st.booleans(),
+        is_approached=st.booleans(),
     )
-    def acquire(self, experts: list[int], broken: set[ExpertKey], pauses: list[int], is_closed_early: bool) -> None:
+    def acquire(
+        self,
+        experts: list[int],
+        broken: set[ExpertKey],
+        pauses: list[int],
+        is_closed_early: bool,
+        is_approached: bool,
+    ) -> None:
         layer, self.front = self.front, self.front + 1
+        if is_approached:
+            self.residency.approach(layer)
         self.mover.broken = frozenset(broken)
         served: list[int] = []
         try:

@@ -52,6 +52,13 @@ def test_recovered_token_comes_from_what_the_target_has_and_the_draft_lacks():
     assert accept_rejection([0], q, p, torch.tensor([0.9]), strong_pull) == Accepted(0, (2,))
 
 
+def test_a_draft_that_is_no_distribution_is_rejected_and_the_target_drawn_from():
+    q = rows([1.0, 0.0, 0.0], [torch.nan] * 3, [1.0, 0.0, 0.0])
+    p = rows([1.0, 0.0, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    assert accept_rejection([0, 0, 0], q, p, torch.full((3,), 1e-9), NO_NOISE) == Accepted(1, (0, 2))
+    assert accept_rejection([0, 2, 0], q, p, torch.full((3,), 0.0), NO_NOISE) == Accepted(1, (0, 2))
+
+
 def test_rejection_between_rows_equal_but_for_rounding_draws_from_the_target():
     p = rows([0.25, 0.75, 0.0], [1, 0, 0])
     q = rows([0.25, 0.75, 0.0]) * (1 + 1e-6)

@@ -74,11 +74,11 @@ def test_identity_names_the_prompts_that_differ() -> None:
     assert (check["prompts"], check["different_prompts"]) == (2, [1])
 
 
-def test_ttft_floor_counts_the_records_that_were_fetched() -> None:
+def test_ttft_floor_counts_what_was_fetched_and_used() -> None:
     runs = [make_run("nested", "as-is", number, 0.0, prompt_tok=64, new_tok=1) for number in range(3)]
-    (entry,) = summarize_ttft(runs, {"nested": 0.1 * GB}, 50 * GB)
-    assert entry["floor_s"] == pytest.approx(0.2)
-    assert entry["ratio"] == pytest.approx(2.5)
+    (entry,) = summarize_ttft(runs, 50 * GB)
+    assert entry["floor_s"] == pytest.approx(0.18)  # of 10 GB that crossed the link
+    assert entry["ratio"] == pytest.approx(0.5 / 0.18)
 
 
 def test_spread_is_median_and_quartiles() -> None:

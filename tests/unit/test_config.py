@@ -133,7 +133,7 @@ def test_on_demand_has_one_row_and_no_draft() -> None:
     [
         ("device", "gpu", "use 'auto', 'cpu' or 'cuda'"),
         ("mode", "ondemand", "use 'speculative' or 'on_demand'"),
-        ("rows", 16, "17, 33, 65"),
+        ("rows", 16, "1, 17, 33, 65"),
         ("rows", 17.0, "17, 33, 65"),
         ("rows", "17", "17, 33, 65"),
         ("k", -1, "'auto' or a whole number from 0 to 32"),
@@ -142,7 +142,7 @@ def test_on_demand_has_one_row_and_no_draft() -> None:
         ("k", 1.5, "'auto' or a whole number from 0 to 32"),
         ("ctx_size", 0, "whole number of at least 1"),
         ("ctx_size", "4096", "whole number of at least 1"),
-        ("link_threads", 0, "at least 1"),
+        ("link_threads", 0, "from 1 to 256"),
         ("prefill_rows", 0, "at least 1"),
         ("prefill_rows", 1.5, "whole number of at least 1"),
         ("link_bytes_per_s", 0, "above 0 bytes/s"),
@@ -164,10 +164,33 @@ def test_a_bandwidth_is_a_finite_number_above_zero(value: float) -> None:
         LoadOptions(link_bytes_per_s=value)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"base_memory": "1GiB", "mode": "on_demand"}, "on_demand keeps no base in memory; leave base_memory out"),
+        ({"base_memory": "1GiB", "records": "whole"}, "leave records='whole' out"),
+        ({"base_memory": "1GiB", "records": "store"}, "leave records='store' out"),
+        ({"records": "mixed", "mode": "on_demand"}, "on_demand keeps no base"),
+        ({"base_memory": "much"}, "'much' is not a size"),
+        ({"records": "whole", "k": 3}, "no base resident to draft with, got k=3"),
+    ],
+)
+def test_a_base_that_cannot_be_kept_is_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        LoadOptions.from_mapping(options)
+
+
+def test_a_part_of_the_base_is_enough_to_draft_with() -> None:
+    assert LoadOptions.from_mapping({"base_memory": "1GiB", "k": 4}).base_memory == 1 << 30
+    assert LoadOptions(records="mixed", k=4).has_draft
+    assert not LoadOptions(records="whole").has_draft
+
+
 def test_every_default_is_legal_and_every_size_is_automatic() -> None:
     options = LoadOptions()
     automatic = {field.name for field in fields(options) if getattr(options, field.name) in (None, "auto")}
     assert automatic == {
+        "base_memory",
         "device",
         "device_memory",
         "eviction",

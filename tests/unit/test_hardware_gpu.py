@@ -8,32 +8,11 @@ from typing import Any
 
 import pytest
 
+from fake_driver import GIB, FakeDriver
 from moespeq.errors import UsageError
 from moespeq.hardware.gpu import GpuDriver, TorchDriver, require_gpu
 from moespeq.hardware.gpu_memory import PeakDeviceMemory
 from moespeq.hardware.pci import link_of, numa_node_of
-
-GIB = 2**30
-
-
-class FakeDriver:
-    """An H200 on a machine that has everything, but for what a test takes away."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers: dict[str, Any] = {
-            "torch_version": "2.11.0+cu130",
-            "is_cuda_build": True,
-            "num_gpus": 1,
-            "name": "NVIDIA H200",
-            "capability": (9, 0),
-            "pci_address": "ffff:ff:ff.0",
-            "free_and_total_bytes": (130 * GIB, 140 * GIB),
-            "triton_version": "3.6.0",
-            **answers,
-        }
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.answers[name]
 
 
 def test_a_usable_gpu_is_described() -> None:

@@ -44,11 +44,11 @@ def test_a_unit_is_decoded_by_the_rules(high_distances: range, share_of_zero_cod
             codes = [zero if source.random() < share_of_zero_codes else source.randrange(16) for _ in range(8)]
             bytes_of = [source.choice((0xFF, source.randrange(256))) for _ in range(8)]
             nibbles = [source.choice(high_distances) | source.choice((0, 8)) for _ in range(8)]
-            running = [sum(code == zero for code in codes[: place + 1]) for place in range(8)]
+            before = [sum(code == zero for code in codes[:place]) for place in range(8)]
             words.append(packed(codes, 4))
             octets += [packed(bytes_of[:4], 8), packed(bytes_of[4:], 8)]
             windows.append(packed(nibbles, 4))
-            counts.append(packed(running, 4))
+            counts.append(packed(before, 4))
             wanted += weights_by_the_rules(codes, bytes_of, nibbles, scale, zero)
         arguments = words + octets + windows + counts + [scale * 0x10001, zero * 0x10001 + 0x43004300]
         pairs, took_exact_form = run_assembly(ASSEMBLY, arguments, num_results=16)

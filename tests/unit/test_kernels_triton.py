@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_cases import (
+    Layer,
     adversarial,
     draft_output,
     exact_products,
@@ -22,6 +23,7 @@ from moespeq.kernels.decode import decode_expert  # noqa: E402
 from moespeq.kernels.draft import draft_down, draft_experts  # noqa: E402
 from moespeq.kernels.geometry import ExpertGeometry  # noqa: E402
 from moespeq.kernels.verify import verify_experts  # noqa: E402
+from moespeq.kernels.verify_table import RoutedPairs, VerifyTable  # noqa: E402
 from moespeq.nested import BaseFormat, Layout, base_record_bytes  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="on a GPU tests/gpu tests the kernels")
@@ -68,6 +70,23 @@ def test_an_unknown_expert_adds_nothing_to_the_draft() -> None:
     assert torch.equal(draft([1, -1], [0.5, 0.5]), draft([1, 2], [0.5, 0.0]))
 
 
+@pytest.mark.parametrize("shapes", [((64, 96), (96, 32)), ((20, 50), (50, 10))], ids=str)
+def test_a_bank_of_some_experts_in_any_order_drafts_as_the_whole_one_without_the_others(shapes: tuple) -> None:
+    fmt = BaseFormat(4, 32, True)
+    layer = make_layer(shapes, fmt, Layout.PLAIN, 5)
+    hidden = torch.randn(2, shapes[0][1], generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    routes, weights = torch.tensor([[0, 3, 4], [1, 2, 0]]), torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
+    bank, rows = layer.bank[[4, 0, 2]], torch.tensor([1, -1, 2, -1, 0], dtype=torch.int32)
+    activation = "silu" if layer.geometry.is_gated else "gelu"
+
+    def draft(routes: torch.Tensor, bank: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        arguments = (hidden, routes, weights, bank)
+        return draft_experts(*arguments, first_row=0, rows=rows, geometry=layer.geometry, activation=activation)
+
+    missing = torch.where((routes == 1) | (routes == 3), -1, routes)
+    assert torch.equal(draft(routes, bank, rows), draft(missing, layer.bank, None))
+
+
 def test_draft_reads_no_rows_but_those_of_its_experts() -> None:
     layer = make_layer(((64, 96), (96, 32)), BaseFormat(4, 32, True), Layout.PLAIN, 3)
     rows = torch.full((4, 32), torch.nan, dtype=torch.bfloat16)
@@ -76,6 +95,28 @@ def test_draft_reads_no_rows_but_those_of_its_experts() -> None:
     out = draft_down(rows[:3], routes, weights, layer.bank, first_row=0, geometry=layer.geometry)
     assert out.isfinite().all()
     assert out.any()
+
+
+def test_experts_with_their_base_in_the_slot_and_in_any_row_of_the_bank_share_a_wave() -> None:
+    shapes, fmt, rows = ((96, 64), (64, 48)), BaseFormat(4, 64, True), 4
+    hidden = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    routes = torch.tensor([[0], [1], [1], [2]])
+    banked, whole = (make_layer(shapes, fmt, Layout.FIXED, 3, base_in_slot=base_in_slot) for base_in_slot in (0, 1))
+    slots = whole.slots.clone()
+    slots[2, : banked.slots.shape[1]] = banked.slots[2]  # expert 0 without its base
+    slots[0, : banked.slots.shape[1]] = banked.slots[0]  # expert 2
+    table = VerifyTable(3, rows, 1, "cpu")
+    table.fill(RoutedPairs(routes.numpy()), [0, 1, 2], [2, 1, 0], [1, -1, 0])
+    table.upload()
+
+    def products(layer: Layer, table: VerifyTable, slots: torch.Tensor, bank: torch.Tensor) -> torch.Tensor:
+        out, inner = torch.zeros(rows, 64, dtype=torch.bfloat16), torch.zeros(rows, 48, dtype=torch.bfloat16)
+        how = {"geometry": layer.geometry, "layout": Layout.FIXED, "top_k": 1, "activation": "silu"}
+        verify_experts(hidden, table, slots, bank, out, inner, **how)
+        return out
+
+    found = products(whole, table, slots, banked.bank[[2, 0]])
+    assert same_bits(found, products(banked, banked.table(routes, rows), banked.slots, banked.bank))
 
 
 @pytest.mark.parametrize("shapes", [((20, 544), (544, 10)), ((96, 64), (64, 48))], ids=str)

@@ -168,6 +168,52 @@ def test_on_demand_gives_the_bases_room_to_slots() -> None:
     assert plan.num_slots >= 5 + NEEDS.base_bytes // MIB
 
 
+def test_a_bank_of_some_experts_gets_most_of_what_it_shares_with_the_slots() -> None:
+    needs = replace(NEEDS, base_bytes=16 * MIB)
+    room_bytes = 10 * MIB
+    budget_bytes = planned(needs=needs, records="whole").total_bytes - needs.num_records * MIB + room_bytes
+    plan = planned(needs=needs, records="mixed", device_memory=budget_bytes)
+    assert (plan.num_bases, plan.base_bytes) == (17, 17 * MIB // 2)  # of half a MiB: 85 % of 10 MiB
+    assert plan.num_slots == 1
+    assert plan.total_bytes <= budget_bytes
+    assert "8.50 MiB, 85% of what slots and base share: the base of the 17 of 32 experts" in plan.reasons["base"]
+
+
+def test_a_bank_of_some_experts_leaves_a_slot_and_has_a_row() -> None:
+    needs = replace(NEEDS, base_bytes=16 * MIB)
+    least_bytes = least_memory_bytes(needs, LoadOptions(device="cpu", records="mixed"))
+    for more_bytes, num_bases in ((0, 1), (MIB // 2, 2), (MIB, 3), (2 * MIB, 5)):
+        plan = planned(needs=needs, records="mixed", device_memory=least_bytes + more_bytes)
+        assert (plan.num_bases, plan.num_slots) == (num_bases, 1)
+
+
+@pytest.mark.parametrize(("asked_bytes", "num_bases"), [(MIB // 2, 1), (3 * MIB + 5, 6), (100 * MIB, 32)])
+def test_base_memory_is_taken_to_the_last_whole_row_and_the_rest_is_slots(asked_bytes: int, num_bases: int) -> None:
+    needs = replace(NEEDS, base_bytes=16 * MIB)
+    plan = planned(needs=needs, records="mixed", base_memory=asked_bytes, device_memory=70 * MIB)
+    assert (plan.num_bases, plan.base_bytes) == (num_bases, num_bases * MIB // 2)
+    assert plan.num_slots == min(32, (70 * MIB - fixed_bytes(plan)) // MIB)
+    with pytest.raises(BudgetError, match=f"INT4 base {format_bytes(plan.base_bytes)}"):
+        planned(needs=needs, records="mixed", base_memory=asked_bytes, device_memory=fixed_bytes(plan))
+
+
+@pytest.mark.parametrize(
+    ("options", "num_bases", "words"),
+    [
+        ({}, 32, "2.00 MiB: the base of all 32 experts is resident"),
+        ({"records": "whole"}, 0, "0 B: the INT4 base, 2.00 MiB, travels with its residual and nothing is drafted"),
+        ({"mode": "on_demand"}, 0, None),
+    ],
+)
+def test_the_plan_says_how_much_of_the_base_is_resident(
+    options: dict[str, Any], num_bases: int, words: str | None
+) -> None:
+    plan = planned(**options)
+    assert plan.num_bases == num_bases
+    assert (words or "") in plan.reasons.get("base", "")
+    assert ("base" in plan.reasons) == (words is not None)
+
+
 def test_workspace_grows_with_prefill_rows_only_up_to_the_context() -> None:
     small, whole, more = (planned(ctx_size=1000, prefill_rows=rows) for rows in (10, 1000, 10_000))
     assert small.workspace_bytes < whole.workspace_bytes == more.workspace_bytes
@@ -182,10 +228,10 @@ def test_products_too_small_to_share_run_on_one_thread_unless_asked_otherwise() 
 
 
 def test_every_automatic_figure_has_a_reason() -> None:
-    automatic = {"ctx_size", "device", "device_memory", "host_memory", "num_slots", "rows", "threads"}
-    assert set(planned().reasons) == automatic
+    automatic = {"ctx_size", "device", "device_memory", "host_memory", "link_depth", "num_slots", "rows", "threads"}
+    assert set(planned().reasons) == automatic | {"base"}
     given = planned(ctx_size=100, device_memory=GIB, host_memory=0, threads=2, rows=17)
-    assert set(given.reasons) == {"device", "num_slots"}
+    assert set(given.reasons) == {"base", "device", "link_depth", "num_slots"}
     assert all(figure.reason for figure in planned().workspace)
 
 

@@ -142,7 +142,7 @@ def test_host_memory_that_is_not_free_is_refused() -> None:
 
 
 def test_every_automatic_figure_has_a_reason() -> None:
-    automatic = {"ctx_size", "device", "device_memory", "host_memory", "num_slots", "rows", "threads"}
-    assert set(planned().reasons) == automatic
+    automatic = {"ctx_size", "device", "device_memory", "host_memory", "link_depth", "num_slots", "rows", "threads"}
+    assert set(planned().reasons) == automatic | {"base"}
     given = planned(ctx_size=100, device_memory=12 * GIB, host_memory=20 * GIB, threads=2, rows=17)
-    assert set(given.reasons) == {"device", "num_slots"}
+    assert set(given.reasons) == {"base", "device", "link_depth", "num_slots"}

@@ -30,6 +30,7 @@ def test_demand_goes_before_staging() -> None:
 def test_speculation_goes_on_past_one_plan() -> None:
     rig = Rig(num_slots=100, options=ResidencyOptions(link_depth=1), num_experts=25)
     rig.residency.begin_pass(PassKind.PREFILL)
+    rig.residency.expect_all()
     for _ in range(100):
         rig.mover.finish()
         rig.residency.pump()

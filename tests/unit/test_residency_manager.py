@@ -36,7 +36,7 @@ def test_wave_names_the_slot_the_record_was_copied_to() -> None:
     rig = Rig(num_slots=3)
     rig.residency.begin_pass(PassKind.PLAIN)
     waves = list(rig.residency.acquire(0, [5, 6]))
-    assert waves == [Wave(0, [fetch.key.expert], [fetch.slot]) for fetch in rig.mover.submitted]
+    assert waves == [Wave(0, [fetch.key.expert], [fetch.slot], [0]) for fetch in rig.mover.submitted]
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])
@@ -62,6 +62,7 @@ def test_hit_is_resident_late_is_in_flight_and_planned_is_a_miss() -> None:
 def test_prefill_streams_every_layer_in_order() -> None:
     rig = Rig(num_slots=2 * NUM_EXPERTS, options=ResidencyOptions(link_depth=2))
     rig.residency.begin_pass(PassKind.PREFILL)
+    rig.residency.expect_all()
     for layer in range(NUM_LAYERS):
         rig.use(layer, *range(NUM_EXPERTS))
     moved = rig.residency.end_pass(1)
@@ -69,6 +70,17 @@ def test_prefill_streams_every_layer_in_order() -> None:
         (layer, expert) for layer in range(NUM_LAYERS) for expert in range(NUM_EXPERTS)
     ]
     assert (moved.link_bytes, moved.wasted_bytes) == (moved.used_bytes, 0)
+
+
+def test_what_a_prefill_foresees_is_fetched_in_layer_order_whenever_it_is_told() -> None:
+    rig = Rig(8, ResidencyOptions(link_depth=1))
+    rig.residency.begin_pass(PassKind.PREFILL)
+    for layer, routes in enumerate([[[3, 1], [3, 2]], [[5, 6], [5, 7]]]):
+        rig.residency.expect(layer, routes)
+    while rig.mover.in_flight:
+        rig.mover.finish()
+        rig.residency.pump()
+    assert rig.fetched(Cause.STAGE) == [(0, 3), (0, 1), (0, 2), (1, 5), (1, 6), (1, 7)]
 
 
 @pytest.mark.parametrize("kind", list(PassKind))
@@ -85,7 +97,7 @@ def test_a_record_in_flight_is_handed_out_where_the_device_waits_for_it() -> Non
     rig = Rig(num_slots=4, has_device_waits=True)
     rig.residency.begin_pass(PassKind.PLAIN)
     waves = [list(wave.experts) for wave in rig.residency.acquire(0, [1, 2])]
-    assert waves == [[1], [2]]
+    assert waves == [[1, 2]]
     assert len(rig.mover.in_flight) == 2  # nothing has arrived yet
     moved = rig.residency.end_pass(1)
     assert not rig.mover.in_flight

@@ -33,6 +33,7 @@ from moespeq.errors import UsageError
         ("repetition_penalty", 0, "above 0"),
         ("seed", -1, "from 0 to 18446744073709551615"),
         ("seed", 2**64, "from 0 to 18446744073709551615"),
+        ("ignore_eos", "no", "True or False"),
         ("stop", "abc", "tuple of texts"),
         ("stop", ("",), "at least 1 character"),
         ("eos_token_ids", [2], "tuple of token ids"),

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin
 from moespeq.decode.accept import accept_rejection
 from moespeq.decode.noise import Stream, gumbel, uniform
 from moespeq.decode.params import SamplingParams
-from moespeq.decode.sampling import Sampler, drafted_tokens
+from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.errors import MoespeqError, UsageError
 
 VOCAB = 40
@@ -96,6 +96,32 @@ def test_a_draft_of_nan_is_some_token_which_the_target_refuses():
     assert sampler.accept(other, 4, [draft]).accepted == 0
     with pytest.raises(MoespeqError, match="NaN at position 4"):
         sampler.accept(logits.repeat(2, 1), 4, [draft])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_processors_of_a_draft_that_is_no_number_see_zeros_and_rejection_accepts_none_of_it(bad):
+    seen = []
+
+    def only_seven(ids, scores):
+        seen.append(scores.clone())
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([7]), 0.0)
+
+    logits = torch.full((1, VOCAB), bad)
+    params = SamplingParams(temperature=1.0, seed=1, acceptance="rejection", logits_processors=(only_seven,))
+    sampler = Sampler(params, VOCAB, PROMPT)
+    draft = sampler.draft_token(logits, 4, [])
+    assert int(draft.token) == 7
+    assert torch.equal(seen[0], torch.zeros(1, VOCAB))
+    assert sampler.accept(random_logits(2), 4, [draft]).accepted == 0
+
+
+def test_nan_behind_a_rejected_token_is_not_live_and_no_error():
+    sampler, target = Sampler(SamplingParams(), VOCAB, PROMPT), random_logits(3)
+    target[1:] = torch.nan
+    right, wrong = (DraftToken((target[0].argmax() + step)[None], None) for step in (0, 1))
+    assert sampler.accept(target, 4, [wrong, right]).tokens == (int(right.token),)
+    with pytest.raises(MoespeqError, match="NaN at position 5"):
+        sampler.accept(target, 4, [right, wrong])
 
 
 def test_rejected_tokens_leave_no_trace_in_the_penalty():

@@ -64,6 +64,16 @@ def test_large_records_begin_on_pages_so_that_direct_reads_apply(store: Store) -
     assert store.manifest.experts_file_bytes % 4096 == 0
 
 
+def test_a_record_with_its_base_in_front_is_read_whole_or_from_behind_the_base(store: Store) -> None:
+    source = DiskSource(store, verify=True, with_base=True)
+    for key, (base, record) in zip(store.keys(), synthetic_store.records(), strict=True):
+        assert (source.num_bytes(key), source.front_bytes(key)) == (len(base) + len(record), len(base))
+        for skip_bytes, wanted in ((0, base + record), (len(base), record)):
+            buffer = bytearray(len(wanted) + 5)
+            source.read_into(key, memoryview(buffer), skip_bytes=skip_bytes)
+            assert buffer == wanted + bytes(5)
+
+
 def test_reads_from_several_threads_do_not_mix(store: Store) -> None:
     source, expected = DiskSource(store, verify=True), synthetic_store.records()
     keys = list(store.keys())

@@ -83,6 +83,19 @@ def test_every_record_lands_in_its_own_slot() -> None:
     rig.close()
 
 
+def test_of_a_record_whose_base_is_there_only_the_end_is_copied() -> None:
+    rig = Rig()
+    key, tail_bytes = ExpertKey(0, 3), RECORD_BYTES - 24
+    rig.mover.submit(Fetch(key, 2, tail_bytes, Cause.DEMAND))
+    (done,) = rig.wait_for(1)
+    (copied,) = rig.device.sources
+    assert done.error is None
+    assert (copied.numel(), copied.data_ptr()) == (tail_bytes, rig.records.borrow(key).data_ptr() + 24)
+    assert rig.holds(2, 3) is False
+    assert rig.mover.take_moves()[0].num_bytes == tail_bytes
+    rig.close()
+
+
 def test_a_demand_overtakes_every_guess_that_has_not_begun() -> None:
     rig = Rig(is_free=False, max_begun=2)
     causes = [Cause.PRIME, Cause.PRIME, Cause.PRIME, Cause.PREFETCH, Cause.STAGE, Cause.PREFETCH, Cause.DEMAND]

@@ -56,6 +56,21 @@ def test_second_read_comes_from_memory() -> None:
     assert (counters.hits, counters.disk_reads, counters.disk_bytes, counters.held_bytes) == (2, 1, 11, 11)
 
 
+def test_a_part_of_a_record_is_cut_from_the_whole_one_which_is_kept() -> None:
+    class Counting(FakeDisk):
+        def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+            super().read_into(key, buffer)
+            buffer[:4] = b"base"
+
+    disk = Counting()
+    cache = HostCache(disk, budget_bytes=100)
+    for skip_bytes, wanted in ((4, bytes([1] * 7)), (0, b"base" + bytes([1] * 7)), (4, bytes([1] * 7))):
+        buffer = bytearray(20)
+        cache.read_into(ExpertKey(0, 1), memoryview(buffer), skip_bytes=skip_bytes)
+        assert buffer == wanted + bytes(20 - len(wanted))
+    assert cache.counters().disk_reads == 1
+
+
 def test_no_budget_means_every_read_is_a_disk_read() -> None:
     disk = FakeDisk()
     cache = HostCache(disk, budget_bytes=0)

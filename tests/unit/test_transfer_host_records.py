@@ -36,11 +36,11 @@ def test_all_records_are_filled_in_layer_order_each_read_once() -> None:
     disk = FakeDisk()
     records = host_records(disk, 5, num_layers=2, num_threads=1)
     assert records.holds_all
-    assert not records.is_full
+    assert not records.fill.is_full
     records.start_filling()
     records.wait_full()
-    assert records.is_full
-    assert records.filled_bytes == 10 * RECORD_BYTES
+    assert records.fill.is_full
+    assert records.fill.filled_bytes == 10 * RECORD_BYTES
     assert disk.order == [ExpertKey(layer, expert) for layer in range(2) for expert in range(5)]
     borrowed(records, 3)
     assert len(disk.order) == 10
@@ -110,14 +110,14 @@ def test_a_fill_that_fails_in_the_middle_fills_the_rest_and_says_so() -> None:
     records.start_filling()
     with pytest.raises(StorageError, match="plug it in"):
         records.wait_full()
-    assert not records.is_full
-    assert records.filled_bytes == 4 * RECORD_BYTES
+    assert not records.fill.is_full
+    assert records.fill.filled_bytes == 4 * RECORD_BYTES
     with pytest.raises(StorageError, match="Expert 3 of MoE layer 0 could not be read"):
         records.borrow(key(3))
     disk.errors.clear()
     borrowed(records, 2)
     borrowed(records, 3)
-    assert records.is_full
+    assert records.fill.is_full
     records.wait_full()
     records.close()
 

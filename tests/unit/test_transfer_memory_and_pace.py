@@ -61,13 +61,19 @@ class FakeTime:
     def num_bytes(self, key: ExpertKey) -> int:
         return 50
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
         self.time_s += self.read_s
         buffer[:1] = b"x"
 
 
 def paced(time: FakeTime) -> PacedSource:
     return PacedSource(time, bytes_per_s=100.0, clock=time, sleep=time.sleep)
+
+
+def test_what_is_skipped_takes_no_time() -> None:
+    time = FakeTime()
+    paced(time).read_into(ExpertKey(0, 0), memoryview(bytearray(50)), skip_bytes=20)
+    assert time.time_s == pytest.approx(100.0 + 0.3)
 
 
 def test_paced_reads_take_as_long_as_the_link_would() -> None:

@@ -27,7 +27,7 @@ class FakeSource:
     def num_bytes(self, key: ExpertKey) -> int:
         return RECORD_BYTES
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
         assert self.gate.wait(timeout=10)
         self.order.append(key)
         if key in self.errors:

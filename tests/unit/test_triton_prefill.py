@@ -25,10 +25,13 @@ class InWaves:
     def __init__(self, size: int) -> None:
         self.size = size
 
+    def approach(self, layer: int) -> None:
+        """Nothing is guessed."""
+
     def acquire(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
         for begin in range(0, len(experts), self.size):
             wave = experts[begin : begin + self.size]
-            yield Wave(layer, wave, [NUM_EXPERTS - 1 - expert for expert in wave])
+            yield Wave(layer, wave, [NUM_EXPERTS - 1 - expert for expert in wave], wave)
 
     def pump(self) -> None:
         """Nothing to move."""

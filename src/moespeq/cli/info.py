@@ -10,6 +10,13 @@ from moespeq.cli import options
 
 __all__ = ["command"]
 
+_LeastMemory = dict[str, dict[str, dict[str, int]]]
+_WAYS = {
+    "with_draft": "with the whole draft",
+    "base_travels": "without (the base travels, k = 0)",
+    "on_demand": "on demand",
+}
+
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A store or a checkpoint folder.")],
@@ -25,8 +32,14 @@ def command(
     if json:
         print_json(facts)
         return
+    least_memory: _LeastMemory = facts.pop("least_memory_bytes", {})
     width = max(map(len, facts))
     for name, value in facts.items():
         is_size = name.endswith("_bytes")
         label = name.removesuffix("_bytes").replace("_", " ")
         out.print(f"{label:<{width}}  {format_bytes(value) if is_size else value}")
+    for device, contexts in least_memory.items():
+        out.print(f"least memory on {'a GPU' if device == 'cuda' else 'a CPU'}")
+        for tok, ways in contexts.items():
+            sizes = ", ".join(f"{format_bytes(ways[way])} {words}" for way, words in _WAYS.items())
+            out.print(f"{f'  at {tok} tok':<{width}}  {sizes}")

@@ -35,7 +35,9 @@ K = Annotated[
 ]
 Rows = Annotated[
     int | None,
-    typer.Option("--rows", help="Row bucket of a verify pass: 17, 33 or 65. Results are equal for equal rows."),
+    typer.Option(
+        "--rows", help="Row bucket of a verify pass: 17, 33 or 65; 1 never drafts. Results are equal for equal rows."
+    ),
 ]
 Device = Annotated[
     str,

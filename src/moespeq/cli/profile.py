@@ -29,31 +29,51 @@ def command(
     device_memory: options.DeviceMemory = None,
     json: options.Json = False,
 ) -> None:
-    """Measure copies by block size, disk reads and, with MODEL, draft, verify and decoding."""
+    """Measure copies by block size, disk reads and, with MODEL, draft, verify and decoding, for the planner.
+
+    Times of other models that the file holds stay.
+    """
     import json as json_format
 
-    from moespeq.cli.console import err, print_json
+    from moespeq.cli.console import err, print_json, progress_bar
     from moespeq.cli.console import out as console
     from moespeq.config import ROW_BUCKETS
-    from moespeq.plan.profile import default_profile_path
+    from moespeq.errors import UsageError
+    from moespeq.plan.profile import MachineProfile, default_profile_path, require_writable
     from moespeq.profiling import choose_device, profile_machine
 
-    chosen = choose_device(device)
-    profile = profile_machine(
-        model,
-        device=chosen,
-        rows=rows or (ROW_BUCKETS if chosen == "cuda" else ROW_BUCKETS[:1]),
-        say=lambda line: err.print(f"measuring {line}", style="dim"),
-        device_memory=device_memory,
-    )
-    path = out if out is not None else default_profile_path()
+    if model is None and (rows or device_memory is not None):
+        raise UsageError("--rows and --device-memory are those of a model that is timed; give MODEL too.")
+    chosen, path = choose_device(device), out if out is not None else default_profile_path()
+    require_writable(path)
+    earlier = MachineProfile.load(path)
+    with progress_bar() as bar:
+        measured = profile_machine(
+            model,
+            device=chosen,
+            rows=rows or (ROW_BUCKETS[1:] if chosen == "cuda" else ROW_BUCKETS[1:2]),
+            say=lambda line: err.print(f"measuring {line}", style="dim"),
+            progress=bar,
+            device_memory=device_memory,
+        )
+    profile = measured if earlier is None else measured.with_models_of(earlier)
     profile.save(path)
+    if earlier is not None:
+        err.print(_what_became_of(earlier, profile, measured), style="dim")
     if json:
         print_json(json_format.loads(profile.to_json()))
         return
     for line in _lines(profile):
         console.print(line)
     console.print(f"written to {path}")
+
+
+def _what_became_of(earlier: MachineProfile, profile: MachineProfile, measured: MachineProfile) -> str:
+    """What the file held before, and still holds."""
+    if earlier.device != measured.device:
+        return f"replaced a profile of {earlier.device}"
+    kept = [times.model for times in profile.models if measured.times_of(times.model) is None]
+    return f"kept the times of {', '.join(kept)}, measured earlier" if kept else "replaced the earlier profile"
 
 
 def _lines(profile: MachineProfile) -> list[str]:
@@ -66,9 +86,9 @@ def _lines(profile: MachineProfile) -> list[str]:
     for rate in profile.disk:
         way = "direct" if rate.is_direct else "through the page cache"
         lines.append(f"disk     {rate.num_threads:>2} at a time {rate.bytes_per_s / 1e9:8.2f} GB/s, {way}")
-    if profile.model is not None:
-        lines.append(f"draft               {1e3 * profile.model.draft_s_per_tok:8.2f} ms a token")
-        for rows, verify_s in profile.model.verify_s.items():
-            lines.append(f"verify   {rows:>3} rows   {1e3 * verify_s:8.2f} ms")
-        lines.append(f"decode              {profile.model.decode_bytes_per_s / 1e9:8.2f} GB/s of bf16")
+    for model in profile.models:
+        lines.append(f"model               {model.model}")
+        lines.append(f"draft               {1e3 * model.draft_s_per_tok:8.2f} ms a token")
+        lines += [f"verify   {rows:>3} rows   {1e3 * verify_s:8.2f} ms" for rows, verify_s in model.verify_s.items()]
+        lines.append(f"decode              {model.decode_bytes_per_s / 1e9:8.2f} GB/s of bf16")
     return lines

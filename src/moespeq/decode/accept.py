@@ -55,7 +55,8 @@ def accept_rejection(
 
     Token x of the draft's q [k, V] is accepted with probability min(1, p(x) / q(x)), p [k + 1, V]; after a
     rejection the recovered token is drawn from max(p - q, 0), and after k acceptances the bonus token from p.
-    `uniforms` [k] and Gumbel `noise` [k + 1, V] must be independent of what drew the draft.
+    `uniforms` [k] and Gumbel `noise` [k + 1, V] must be independent of what drew the draft. A q of NaN, of a draft that
+    was no distribution, accepts nothing and takes nothing away from p.
     """
     k = len(drafted)
     accepted = 0
@@ -68,7 +69,7 @@ def accept_rejection(
     weights = target_probs[accepted]  # [V]
     if accepted < k:
         residual = (weights - draft_probs[accepted]).clamp(min=0)
-        # p and q may be equal but for rounding; a rejection then leaves nothing to draw from but p.
+        # p and q may be equal but for rounding, or q NaN: a rejection then leaves nothing to draw from but p.
         weights = torch.where(residual.sum() > 0, residual, weights)
     last = int((weights.log() + noise[accepted]).argmax())
     return Accepted(accepted, (*drafted[:accepted], last))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from moespeq.config import LoadOptions, RecordForm
+from moespeq.config import LoadOptions, RecordForm, format_bytes
 from moespeq.decode.engine import Engine, EngineParts
+from moespeq.decode.failures import give_memory_back
 from moespeq.decode.link_meter import LinkMeter
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.tier import Tier, governor_for, residency_options
@@ -24,13 +25,21 @@ from moespeq.kernels.geometry import READ_AHEAD_BYTES
 from moespeq.model.loading import describe, load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.nested import Layout
-from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, plan_memory, resolve_options
+from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory, resolve_options
+from moespeq.plan.profile import MachineProfile, default_profile_path
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import MonotonicClock, host_arena_bytes, plain_record_bytes, slot_stride_bytes
 
 __all__ = ["needs_of", "open_engine", "plan_of"]
 
-_STREAMED_ROUTES_PER_EXPERT = 2  # rows x top-k over experts from which on a prefill needs nearly all of a layer
+# Rows x top-k over experts from which on a prefill streams all of a layer's records: where nothing is known of its
+# routes, most are needed soon; where the draft foresees what its first rows need, the others may as well be asked for.
+_STREAMED_ROUTES_PER_EXPERT, _STREAMED_BESIDE_FORESIGHT = 2, 64
+
+_ON_DEMAND_RECORDS = {
+    "store": "store: its records are plain and need no base",
+    "whole": "whole: on demand nothing is drafted and no base is resident, so it travels with its residual",
+}
 
 
 def needs_of(store: Store, records: RecordForm = "store") -> MemoryNeeds:
@@ -44,7 +53,7 @@ def needs_of(store: Store, records: RecordForm = "store") -> MemoryNeeds:
         top_k=manifest.top_k,
         matrices=list(manifest.matrices),
     )
-    source = DiskSource(store, with_base=records == "whole")
+    source = DiskSource(store, with_base=records in ("mixed", "whole"))
     plain_bytes = plain_record_bytes(manifest.shapes) if records == "plain" else None
     keys = list(store.keys())
     num_bytes = {key: plain_bytes or source.num_bytes(key) for key in keys}
@@ -55,6 +64,7 @@ def needs_of(store: Store, records: RecordForm = "store") -> MemoryNeeds:
         slot_bytes=slot_stride_bytes(max(num_bytes.values()) + READ_AHEAD_BYTES),
         num_records=len(num_bytes),
         records_bytes=host_arena_bytes(num_bytes),
+        model=manifest.name,
     )
 
 
@@ -69,9 +79,12 @@ def plan_of(store: Store, options: LoadOptions) -> tuple[LoadOptions, MemoryPlan
         with suppress(BudgetError):
             return choice, plan_memory(needs_of(store, choice.records), choice, machine)
     plan = plan_memory(needs_of(store, last.records), last, machine)
-    if first_choice:
-        reason = "whole: the INT4 base does not fit, so it travels with its residual and nothing is drafted (k = 0)"
+    for choice in first_choice:
+        least = format_bytes(least_memory_bytes(needs_of(store, choice.records), choice))
+        reason = f"{last.records}: with all of the base an engine takes at least {least}"
         plan = replace(plan, reasons={**plan.reasons, "records": reason})
+    if options.records == "auto" and options.mode == "on_demand":
+        plan = replace(plan, reasons={**plan.reasons, "records": _ON_DEMAND_RECORDS[last.records]})
     return last, plan
 
 
@@ -91,8 +104,20 @@ def _choices(store: Store, options: LoadOptions) -> list[LoadOptions]:
         return [options]
     if options.mode == "on_demand":
         return [replace(options, records="store" if is_plain else "whole")]
-    stored = replace(options, records="store")
-    return [stored] if options.k not in ("auto", 0) else [stored, replace(options, records="whole", k=0)]
+    if options.base_memory is not None:
+        return [_with_base_memory(store, options, options.base_memory)]
+    is_draft_asked = options.k not in ("auto", 0)
+    otherwise = replace(options, records="mixed") if is_draft_asked else replace(options, records="whole", k=0)
+    return [replace(options, records="store"), otherwise]
+
+
+def _with_base_memory(store: Store, options: LoadOptions, base_memory: int) -> LoadOptions:
+    """`base_memory` as the records it makes travel. Raises UsageError when it leaves nothing to draft with."""
+    if base_memory >= store.manifest.base_file_bytes:
+        return replace(options, records="store", base_memory=None)
+    if base_memory >= store.manifest.base_file_bytes / (store.manifest.num_layers * store.manifest.num_experts):
+        return replace(options, records="mixed")
+    return replace(options, records="whole", base_memory=None, k=0 if options.k == "auto" else options.k)
 
 
 def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:
@@ -104,14 +129,22 @@ def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.
     try:
         options, plan = plan_of(store, options)
         return _assemble(store, options, plan, dtype)
-    except BaseException:
+    except BaseException as error:
         store.close()
+        give_memory_back(error)
         raise
 
 
 def _machine(options: LoadOptions) -> Machine:
-    """What is free here; a GPU is looked at only if it may be used, since that creates its context."""
-    machine = Machine(available_host_bytes(), physical_cores(), gpu="as asked for")
+    """What is free here, and was measured; a GPU is looked at only if it may be used: that creates its context."""
+    path = default_profile_path()
+    machine = Machine(
+        available_host_bytes(),
+        physical_cores(),
+        gpu="as asked for",
+        profile=MachineProfile.load(path),
+        profile_path=path,
+    )
     if options.device == "cpu":
         return machine
     try:
@@ -124,6 +157,7 @@ def _machine(options: LoadOptions) -> Machine:
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype) -> Engine:
     manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
     tier = _tier(store, options, plan, dtype, clock)
+    streamed = _STREAMED_BESIDE_FORESIGHT if tier.runner.foresees else _STREAMED_ROUTES_PER_EXPERT
     loop = SpeculativeLoop(
         tier.runner,
         tier.residency,
@@ -131,7 +165,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
         clock,
         link=LinkMeter(tier.take_moves, tier.residency.take_stalls),
         prefill_rows=options.prefill_rows,
-        stream_from_rows=math.ceil(_STREAMED_ROUTES_PER_EXPERT * manifest.num_experts / manifest.top_k),
+        stream_from_rows=math.ceil(streamed * manifest.num_experts / manifest.top_k),
     )
 
     def close() -> None:
@@ -147,6 +181,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
             residency=tier.residency,
             retune=partial(_retune, tier, loop),
             facts=tier.facts,
+            host_fill=tier.host_fill,
             clock=clock,
             tokenizer=Tokenizer.load(store.model_folder),
             generation_config=load_generation_config(store.model_folder, config),
@@ -159,7 +194,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
 def _retune(tier: Tier, loop: SpeculativeLoop, options: LoadOptions) -> None:
     """Go on with other options that take no memory; the slots start empty."""
     tier.pace(options.link_bytes_per_s)
-    tier.residency.restart(residency_options(options, link_depth=tier.link_depth))
+    tier.residency.restart(residency_options(options, link_depth=tier.plan.link_depth))
     loop.use(governor_for(options))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from moespeq.config import LoadOptions, nearest_name
+from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.params import SamplingParams
@@ -30,6 +31,7 @@ from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock
 from moespeq.residency import Residency
+from moespeq.types import HostFill
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -55,6 +57,7 @@ class EngineParts:
     residency: Residency
     retune: Callable[[LoadOptions], None]
     facts: Mapping[str, str]
+    host_fill: Callable[[], HostFill]
     clock: Clock
     tokenizer: Tokenizer | None
     generation_config: GenerationConfig
@@ -89,6 +92,11 @@ class Engine:
     def facts(self) -> Mapping[str, str]:
         """How draft, verify and prefill run: as graphs, or eagerly and why."""
         return MappingProxyType(dict(self._parts.facts))
+
+    @property
+    def host_fill(self) -> HostFill:
+        """How far the background load of host memory is; generating needs not wait for it."""
+        return self._parts.host_fill()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -142,11 +150,8 @@ class Engine:
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
         tokens = self._encode(prompt)
-        with self._claim(None):
-            try:
-                return self._parts.loop.prompt_logits(tokens)
-            finally:
-                self._parts.loop.abandon()
+        with self._claim(None), cleaned_up(self._parts.loop):
+            return self._parts.loop.prompt_logits(tokens)
 
     def retune(self, **changes: Any) -> None:
         """Change options that take no memory (k, prefetch, eviction, link_bytes_per_s); all slots start empty again.

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from moespeq.decode.accept import Accepted, cut
+from moespeq.decode.failures import cleaned_up
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
-from moespeq.errors import BudgetError, MoespeqError, UsageError
+from moespeq.errors import UsageError
 from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.types import FinishReason, StepReport
@@ -92,19 +91,8 @@ class Generation:
         return self._result
 
     def __iter__(self) -> Iterator[StreamPiece]:
-        try:
+        with cleaned_up(self._loop):
             yield from self._run()
-        except MoespeqError:
-            self._loop.forget()
-            raise
-        except torch.OutOfMemoryError as error:
-            self._loop.forget()
-            raise BudgetError(
-                "The device ran out of memory in the middle of an answer, perhaps to another process; free some and "
-                "ask again, or load with a smaller --device-memory."
-            ) from error
-        finally:
-            self._loop.abandon()
 
     def _run(self) -> Iterator[StreamPiece]:
         begin_s = self._clock.now_s()

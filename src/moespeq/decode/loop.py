@@ -41,7 +41,8 @@ class SpeculativeLoop:
     """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents.
 
     prefill_rows: chunk borders of a prompt lie at its multiples. stream_from_rows: from this many rows on nearly every
-    expert of a layer is needed, and a chunk streams all records in layer order; below, only those asked for move.
+    expert of a layer is needed, and a chunk streams all records in layer order; below, only those that the draft
+    foresees or the target asks for move.
     """
 
     def __init__(
@@ -128,8 +129,11 @@ class SpeculativeLoop:
         """Logits of the last `num_logits` rows of each chunk (0: all)."""
         for start in range(0, len(prompt), self._prefill_rows):
             chunk = prompt[start : start + self._prefill_rows]
-            is_streamed = len(chunk) >= self._stream_from_rows
-            self._residency.begin_pass(PassKind.PREFILL if is_streamed else PassKind.PLAIN)
+            self._residency.begin_pass(PassKind.PREFILL)
+            if len(chunk) >= self._stream_from_rows:
+                self._residency.expect_all()
+            else:
+                self._runner.foresee(chunk, start, self._residency.expect)
             yield self._runner.prefill(chunk, start, num_logits=num_logits)
             self._residency.end_pass(1)
 
@@ -175,4 +179,5 @@ def _report(measured: _Round, committed: int, moved: ResidencyCounters, link: Li
         bytes_by_cause=dict(moved.bytes_by_cause),
         link_busy_s=link.busy_s,
         stall_busy_s=link.stall_busy_s,
+        used_bytes=moved.used_bytes,
     )

@@ -87,6 +87,8 @@ class SamplingParams:
         _check_number("top_p", self.top_p, "above 0 and at most 1", lambda value: 0 < value <= 1)
         _check_number("min_p", self.min_p, "from 0 to 1", lambda value: 0 <= value <= 1)
         _check_number("repetition_penalty", self.repetition_penalty, "above 0", lambda value: value > 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"ignore_eos must be True or False, got {self.ignore_eos!r}.")
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError(f"stop must be a tuple of texts of at least 1 character, got {self.stop!r}.")
         if not isinstance(self.eos_token_ids, tuple):

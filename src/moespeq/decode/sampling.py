@@ -35,7 +35,7 @@ _NOISE_AHEAD = 8  # positions: 150 small kernels draw eight rows as soon as one
 class DraftToken:
     """A drafted token, int64 [1] on the device, and under rejection sampling the draft's probabilities [V].
 
-    Nobody has waited for either: a device may still be computing them.
+    Nobody has waited for either: a device may still be computing them. Probabilities of NaN accept nothing.
     """
 
     token: Tensor
@@ -104,15 +104,18 @@ class Sampler:
     def draft_token(self, logits: Tensor, position: int, drafted: Sequence[Tensor]) -> DraftToken:
         """The draft's choice for `position` from `logits` [1, V], behind what the round `drafted` so far.
 
-        Waits for the device only where a processor must see the drafted tokens. A draft of NaN is some token: the
-        target refuses it.
+        Waits for the device only where a processor must see the drafted tokens. A draft of NaN is some token, which the
+        target refuses, or by chance has chosen too; processors are shown zeros, so that it is one they allow.
         """
         assert position == len(self._tokens) + len(drafted), f"position {position} is not the next to draft"
         prefix = _to_list(drafted) if self._reads_drafted else []
-        scores = self._process(logits, position, [prefix])
+        shown = torch.where(_is_number(logits), logits, 0.0) if self._rules.logits_processors else logits
+        scores = self._process(shown, position, [prefix])
         stream = Stream.DRAFT if self.uses_rejection else Stream.TARGET
         token = self._choose(scores, position, stream)
-        return DraftToken(token, scores[0].softmax(dim=-1) if self.uses_rejection else None)
+        if not self.uses_rejection:
+            return DraftToken(token, None)
+        return DraftToken(token, torch.where(_is_number(logits), scores[0].softmax(dim=-1), torch.nan))
 
     def target_tokens(self, logits: Tensor, first_position: int, drafted: Sequence[int]) -> list[int]:
         """The target's own choice in each of the k + 1 live rows of `logits` [R, V]; the rest is padding."""
@@ -121,11 +124,23 @@ class Sampler:
         return tokens
 
     def accept(self, logits: Tensor, first_position: int, drafts: Sequence[DraftToken]) -> Accepted:
-        """Verify `drafts` against the target's `logits` [R, V] in the mode that `params.acceptance` names."""
+        """Verify `drafts` against the target's `logits` [R, V] in the mode that `params.acceptance` names.
+
+        Raises MoespeqError for NaN in a row that counts; behind a rejected token no row does, as without a draft.
+        """
         drafted = drafted_tokens(drafts)
-        if not self.uses_rejection:
-            return accept_coupled(drafted, self.target_tokens(logits, first_position, drafted))
-        probs = self._process_rows(logits, first_position, drafted).softmax(dim=-1)
+        scores = self._process_rows(logits, first_position, drafted)
+        if self.uses_rejection:
+            accepted = self._accept_rejection(scores, first_position, drafts, drafted)
+        else:
+            accepted = accept_coupled(drafted, self._choose(scores, first_position, Stream.TARGET).tolist())
+        _check_numbers(scores[: accepted.accepted + 1], first_position)
+        return accepted
+
+    def _accept_rejection(
+        self, scores: Tensor, first_position: int, drafts: Sequence[DraftToken], drafted: Sequence[int]
+    ) -> Accepted:
+        probs = scores.softmax(dim=-1)
         rows = [draft.probs for draft in drafts if draft.probs is not None]
         assert len(rows) == len(drafts), "under rejection sampling a draft token carries its probabilities"
         positions = torch.arange(first_position, first_position + len(drafted), device=self._device)
@@ -136,9 +151,7 @@ class Sampler:
     def _process_rows(self, logits: Tensor, first_position: int, drafted: Sequence[int]) -> Tensor:
         assert first_position == len(self._tokens), f"position {first_position} is not the next to commit"
         prefixes = [drafted[:length] for length in range(len(drafted) + 1)]
-        scores = self._process(logits[: len(prefixes)], first_position, prefixes)
-        _check_numbers(scores, first_position)
-        return scores
+        return self._process(logits[: len(prefixes)], first_position, prefixes)
 
     def _process(self, logits: Tensor, first_position: int, prefixes: Sequence[Sequence[int]]) -> Tensor:
         """Processed logits, float32 [R, V]. `prefixes[r]` holds the drafted tokens before row r's own."""
@@ -202,6 +215,11 @@ class Sampler:
             rows = gumbel(self.seed, self._choice_index, positions, self._vocab_size, stream=stream)
             self._noise_rows.update(zip(((stream, position) for position in drawn), rows, strict=True))
         return torch.stack([self._noise_rows[stream, position] for position in wanted])
+
+
+def _is_number(logits: Tensor) -> Tensor:
+    """Whether the one row of `logits` [1, V] has a softmax, bool [] on its device."""
+    return logits.amax().isfinite()
 
 
 def _check_numbers(scores: Tensor, first_position: int) -> None:

@@ -6,7 +6,6 @@ A tier is where experts are computed and what feeds it: a runner over a model, s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -23,12 +22,13 @@ from moespeq.residency import (
     GovernorOptions,
     Residency,
     ResidencyOptions,
+    ResidentBases,
 )
 from moespeq.store import Store
 from moespeq.transfer import Move
-from moespeq.types import ExpertKey
+from moespeq.types import ExpertKey, HostFill
 
-__all__ = ["Tier", "dense_tensors", "governor_for", "load_base_records", "residency_for", "residency_options"]
+__all__ = ["Tier", "dense_tensors", "governor_for", "residency_for", "residency_options"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -42,7 +42,6 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NUM_LOADERS = 4  # checking a record takes a core; more threads than a disk needs gain nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,11 @@ class Tier:
     plan: MemoryPlan
     runner: Runner
     residency: Residency
-    link_depth: int
     pace: Callable[[float | None], None]
     take_moves: Callable[[], Sequence[Move]]
     close: Callable[[], None]
     facts: Mapping[str, str] = field(default_factory=dict)
+    host_fill: Callable[[], HostFill] = HostFill
 
 
 def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
@@ -69,21 +68,6 @@ def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
         for entry, data in store.dense_tensors()
         if entry.dtype in _DTYPES
     }
-
-
-def load_base_records(store: Store, records: torch.Tensor) -> None:
-    """Fill `records`, uint8 [L * E, base bytes], on whatever device, a layer at a time through host memory."""
-    manifest = store.manifest
-
-    def load(layer: int) -> None:
-        staging = torch.empty(manifest.num_experts, records.shape[1], dtype=torch.uint8)
-        for expert, row in enumerate(staging):
-            store.read_base_into(ExpertKey(layer, expert), memoryview(row.numpy()), verify=True)
-        first = layer * manifest.num_experts
-        records[first : first + manifest.num_experts].copy_(staging)
-
-    with ThreadPoolExecutor(_NUM_LOADERS) as pool:
-        list(pool.map(load, range(manifest.num_layers)))
 
 
 def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOptions:
@@ -104,9 +88,9 @@ def residency_for(
     clock: Clock,
     *,
     num_bytes: Callable[[ExpertKey], int],
-    link_depth: int,
+    bases: ResidentBases,
 ) -> Residency:
-    """The policy over a tier's slots; num_bytes: what a record takes on the link."""
+    """The policy over a tier's slots; num_bytes: the length of a record, the base in front of it included."""
     return Residency(
         mover,
         clock,
@@ -114,12 +98,13 @@ def residency_for(
         num_layers=store.manifest.num_layers,
         num_experts=store.manifest.num_experts,
         num_bytes=num_bytes,
-        options=residency_options(options, link_depth=link_depth),
+        options=residency_options(options, link_depth=plan.link_depth),
+        bases=bases,
     )
 
 
 def governor_for(options: LoadOptions) -> Governor:
-    if not options.has_draft:
+    if not options.has_draft or options.row_bucket == 1:
         return FixedDepth(0)
     if options.k == "auto":
         return AmortizingDepth(GovernorOptions(k_max=options.row_bucket - 1))

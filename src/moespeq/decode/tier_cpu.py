@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from moespeq.config import LoadOptions
-from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_for
+from moespeq.decode.base_bank import load_bank, read_base, resident_bases
+from moespeq.decode.tier import Tier, dense_tensors, residency_for
 from moespeq.errors import UsageError
 from moespeq.model.experts import DraftExperts, TargetExperts
 from moespeq.model.loading import load_config, load_without_experts
 from moespeq.model.row_probe import rows_agree
 from moespeq.model.runner import ROW_TILE, EagerRunner
-from moespeq.model.weights import BaseBank, ExpertWeights
+from moespeq.model.weights import ExpertWeights
 from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock, RecordSource
 from moespeq.store import DiskSource, Store
@@ -31,48 +34,39 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
     model = load_without_experts(config, dense_tensors(store), dtype)
     plan = _check_threads(model, manifest.shapes, options, plan)
     arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
-    disk = PacedSource(_disk(store, options), bytes_per_s=options.link_bytes_per_s, clock=clock)
+    records = DiskSource(store, verify=True, with_base=options.records in ("mixed", "whole"))
+    disk = PacedSource(records, bytes_per_s=options.link_bytes_per_s, clock=clock)
     source: RecordSource = HostCache(disk, budget_bytes=plan.host_bytes) if plan.host_bytes else disk
-    mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
-    link_depth = 2 * options.link_threads
-    residency = residency_for(store, options, plan, mover, clock, num_bytes=source.num_bytes, link_depth=link_depth)
-    weights = ExpertWeights(
-        slots=torch.frombuffer(arena.memory(), dtype=torch.uint8).view(plan.num_slots, -1),
-        layouts=manifest.layouts,
-        shapes=manifest.shapes,
-        fmt=manifest.base_format,
-        bank=_load_bank(store) if options.has_draft else None,
-    )
-    runner = EagerRunner(
-        model,
-        context_tok=plan.context_tok,
-        rows=options.row_bucket,
-        draft=DraftExperts(weights),
-        target=TargetExperts(weights, residency),
-    )
+    with ExitStack() as opened:
+        mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
+        opened.callback(mover.close)
+        bank = load_bank(store, plan.num_bases)
+        bases = resident_bases(store, bank, records.front_bytes, partial(read_base, store))
+        residency = residency_for(store, options, plan, mover, clock, num_bytes=source.num_bytes, bases=bases)
+        weights = ExpertWeights(
+            slots=torch.frombuffer(arena.memory(), dtype=torch.uint8).view(plan.num_slots, -1),
+            layouts=manifest.layouts,
+            shapes=manifest.shapes,
+            fmt=manifest.base_format,
+            bank=bank,
+        )
+        runner = EagerRunner(
+            model,
+            context_tok=plan.context_tok,
+            rows=options.row_bucket,
+            draft=DraftExperts(weights),
+            target=TargetExperts(weights, residency),
+        )
+        close = opened.pop_all().close
     return Tier(
         plan=plan,
         runner=runner,
         residency=residency,
-        link_depth=link_depth,
         pace=disk.pace,
         take_moves=mover.take_moves,
-        close=mover.close,
+        close=close,
         facts=dict.fromkeys(("draft", "verify", "prefill"), "eager: this is a CPU"),
     )
-
-
-def _disk(store: Store, options: LoadOptions) -> DiskSource:
-    return DiskSource(store, verify=True, with_base=options.records == "whole")
-
-
-def _load_bank(store: Store) -> BaseBank:
-    """All base records in one allocation."""
-    manifest = store.manifest
-    keys = list(store.keys())
-    records = torch.empty(len(keys), store.base_bytes(keys[0]), dtype=torch.uint8)
-    load_base_records(store, records)
-    return BaseBank(records, manifest.num_experts, manifest.shapes, manifest.base_format)
 
 
 def _check_threads(

@@ -6,7 +6,6 @@ background while the layers are compiled, and the first prompt takes what is not
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from moespeq.config import LoadOptions, format_bytes
-from moespeq.decode.tier import Tier, dense_tensors, load_base_records, residency_for
+from moespeq.decode.base_bank import lend_base, load_bank, resident_bases
+from moespeq.decode.tier import Tier, dense_tensors, residency_for
 from moespeq.errors import BudgetError
 from moespeq.hardware.gpu import require_gpu
 from moespeq.kernels.decode import decode_expert
@@ -36,17 +36,14 @@ from moespeq.model.runner import EagerRunner, Runner
 from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.nested import Layout
 from moespeq.plan import MemoryPlan
-from moespeq.ports import Clock, RecordSource
+from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource, check_records, spread
 
 __all__ = ["cuda_tier"]
 
-_PUMP_INTERVAL_S = 2.5e-3  # a draft step
-_FASTEST_LINK_BYTES_PER_S = 55e9  # PCIe 5; a slower one only has its queue a little deeper than it needs
 _NUM_CHECKED = 4
-_LINK_SLOT_SHARE = 10  # the queue takes at most one slot in so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class _Memory:
     """Device memory of the experts, and how their records lie in it."""
 
     slots: torch.Tensor  # uint8 [S, stride]
-    bank: torch.Tensor | None  # uint8 [L * E, base bytes]
+    bank: BaseBank | None
     layouts: Sequence[Layout]
     geometry: ExpertGeometry
 
@@ -74,8 +71,9 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
     gpu = require_gpu()
     model = load_without_experts(load_config(store.model_folder), dense_tensors(store), device="cuda")
     memory = _allocate(store, options, plan)
+    source = _source(store, options)
     records = HostRecords(
-        _source(store, options),
+        source,
         list(store.keys()),
         budget_bytes=plan.host_bytes,
         pinning=CudaPinning(),
@@ -88,10 +86,9 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
         opened.callback(mover.close)
         opened.callback(torch.cuda.synchronize)  # first of all: launched work may still read pinned tables
-        link_depth = _link_depth(plan)
-        residency = residency_for(
-            store, options, plan, mover, clock, num_bytes=records.num_bytes, link_depth=link_depth
-        )
+        base_of = partial(lend_base, store, records, source.front_bytes)
+        bases = resident_bases(store, memory.bank, source.front_bytes, base_of)
+        residency = residency_for(store, options, plan, mover, clock, num_bytes=records.num_bytes, bases=bases)
         if options.records != "plain":
             _check_copies(store, records, memory.slots)
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
@@ -100,11 +97,11 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         plan=plan,
         runner=runner,
         residency=residency,
-        link_depth=link_depth,
         pace=mover.pace,
         take_moves=mover.take_moves,
         close=close,
         facts=facts,
+        host_fill=lambda: records.fill,
     )
 
 
@@ -120,26 +117,16 @@ def _check_copies(store: Store, records: HostRecords, slots: torch.Tensor) -> No
             records.give_back(key)
 
 
-def _link_depth(plan: MemoryPlan) -> int:
-    """Guesses in the link's queue: what it moves between two pumps and two more, where slots allow."""
-    moved = math.ceil(_PUMP_INTERVAL_S * _FASTEST_LINK_BYTES_PER_S / plan.slot_bytes)
-    return max(1, min(moved + 2, plan.num_slots // _LINK_SLOT_SHARE))
-
-
-def _source(store: Store, options: LoadOptions) -> RecordSource:
+def _source(store: Store, options: LoadOptions) -> DiskSource | PlainSource:
     if options.records == "plain":
         return PlainSource(store, store.manifest.shapes, store.manifest.base_format, device="cuda")
-    return DiskSource(store, verify=True, with_base=options.records == "whole")
+    return DiskSource(store, verify=True, with_base=options.records in ("mixed", "whole"))
 
 
 def _allocate(store: Store, options: LoadOptions, plan: MemoryPlan) -> _Memory:
     manifest = store.manifest
     slots = torch.zeros(plan.num_slots, plan.slot_bytes, dtype=torch.uint8, device="cuda")
-    bank = None
-    if options.has_draft:
-        num_records = manifest.num_layers * manifest.num_experts
-        bank = torch.empty(num_records, store.base_bytes(next(store.keys())), dtype=torch.uint8, device="cuda")
-        load_base_records(store, bank)
+    bank = load_bank(store, plan.num_bases, device="cuda")
     layouts = [Layout.PLAIN] * manifest.num_layers if options.records == "plain" else manifest.layouts
     up, down = manifest.shapes
     return _Memory(slots, bank, layouts, ExpertGeometry((up, down), manifest.base_format))
@@ -162,7 +149,7 @@ def _runner(
         layouts=memory.layouts,
         shapes=manifest.shapes,
         fmt=manifest.base_format,
-        bank=None if bank is None else BaseBank(bank, manifest.num_experts, manifest.shapes, manifest.base_format),
+        bank=bank,
         decode=partial(_decode, memory.geometry),
     )
     target = TargetExperts(weights, residency, release)
@@ -176,7 +163,12 @@ def _runner(
     model.set_experts_implementation(operators.NAME)
     pool = GraphPool(model.device)
     experts = DeviceExperts(
-        memory.slots, bank, memory.geometry, memory.layouts, manifest.num_experts, activation_of(model)
+        memory.slots,
+        None if bank is None else bank.records,
+        memory.geometry,
+        memory.layouts,
+        manifest.num_experts,
+        activation_of(model),
     )
     maths = [math_of(module) for _, module in experts_modules(model)]
     top_k = manifest.top_k
@@ -196,15 +188,16 @@ def _runner(
 
 
 def _draft_layer(
-    memory: _Memory, bank: torch.Tensor, num_experts: int, activation: str
+    memory: _Memory, bank: BaseBank, num_experts: int, activation: str
 ) -> Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     def experts(layer: int, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return draft_experts(
             hidden,
             routes,
             weights,
-            bank,
+            bank.records,
             first_row=layer * num_experts,
+            rows=None if bank.row_map is None else bank.row_map[layer],
             geometry=memory.geometry,
             activation=activation,
         )

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from moespeq.errors import StorageError, UsageError
 from moespeq.store.safetensors_file import aligned_empty
@@ -35,27 +37,32 @@ class ReadRate(NamedTuple):
 
 @contextmanager
 def scratch_file(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """A file of random bytes on disk, gone afterwards. Raises StorageError when it cannot be written."""
-    path = folder / f"profile-{os.getpid()}.scratch"
-    try:
-        _write_random(path, num_bytes)
-        yield path
-    finally:
-        with suppress(OSError):
-            path.unlink()
+    """A file of random bytes on the disk of `folder`, without a name there: whatever ends this process, it is gone.
 
-
-def _write_random(path: Path, num_bytes: int) -> None:
-    block = os.urandom(min(BLOCK_BYTES, num_bytes))
+    The path leads to it through this process's open files. Raises StorageError when it cannot be written.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            for start in range(0, num_bytes, BLOCK_BYTES):
-                file.write(block[: num_bytes - start])
-            file.flush()
-            os.fsync(file.fileno())
+        folder.mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - only making it may fail for want of a folder
     except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror}); free some space.") from error
+        raise StorageError(_unwritable(folder, error)) from error
+    with file:
+        try:
+            _write_random(file, num_bytes)
+        except OSError as error:
+            raise StorageError(_unwritable(folder, error)) from error
+        yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
+def _write_random(file: IO[bytes], num_bytes: int) -> None:
+    block, written_bytes = os.urandom(min(BLOCK_BYTES, num_bytes)), 0
+    while written_bytes < num_bytes:
+        written_bytes += file.write(block[: num_bytes - written_bytes])
+    os.fsync(file.fileno())
+
+
+def _unwritable(folder: Path, error: OSError) -> str:
+    return f"No file can be written in {folder} ({error.strerror}); free some space, or set MOESPEQ_CACHE."
 
 
 def measure_reads(
@@ -101,5 +108,11 @@ def _read_all(fd: int, num_bytes: int, num_threads: int) -> None:
             os.preadv(fd, [buffer[: min(BLOCK_BYTES, num_bytes - start)]], start)
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="disk-probe") as pool:
-        for done in [pool.submit(work) for _ in range(num_threads)]:
-            done.result()
+        readers = [pool.submit(work) for _ in range(num_threads)]
+        try:
+            wait(readers, return_when=FIRST_EXCEPTION)
+        finally:
+            with turn:
+                deque(starts, maxlen=0)  # after an error or Ctrl-C no thread takes another block
+        for reader in readers:
+            reader.result()

@@ -77,6 +77,7 @@ class TorchDriver:
         return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
 
     def free_and_total_bytes(self, index: int) -> tuple[int, int]:
+        torch.cuda.empty_cache()  # what torch keeps of an engine that was closed is free
         return torch.cuda.mem_get_info(index)
 
     def triton_version(self) -> str | None:

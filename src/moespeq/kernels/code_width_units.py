@@ -1,10 +1,10 @@
 """The fast decoder of the code-width layout: the codes of a unit tell the widths of its fields, eight at a time.
 
 Shapes: BU units of 32 codes of a row in a block, BN rows; `place` int32 [BN] is the bit at which a row's next field
-begins. A word's eight widths come from byte permutations of its zero code's table, where every field lies from their
-running sum, and a field from a stretch of the stream that is shifted on by what was read. Fields are then, two at a
-time, residuals or far distances as the format says (docs/format.md); a far weight is the complement of
-~scale + (sign << 15 | distance).
+begins. Codes are loaded one block ahead, the stream where it is read. A word's eight widths come from byte permutations
+of its zero code's table, where every field lies from their running sum, and a field from a stretch of the stream that
+is shifted on by what was read. Fields are then, two at a time, residuals or far distances as the format says
+(docs/format.md); a far weight is the complement of ~scale + (sign << 15 | distance).
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ import triton.language as tl
 
 from moespeq.kernels.fixed_units import nibbles_of
 from moespeq.kernels.packed import add_halves, centre_pair, equal_halves, low_bits, permute_bytes, shift_right_modulo
-from moespeq.kernels.units import load_unit_scale, load_unit_words, load_unit_zero, load_vector, split4
+from moespeq.kernels.units import (
+    load_unit_scale,
+    load_unit_words,
+    load_unit_zero,
+    load_vector,
+    split4,
+    units_of_block,
+)
 from moespeq.nested import BaseFormat, code_fields
 
-__all__ = ["decode_code_width_units", "field_tables", "load_code_width_units"]
+__all__ = ["decode_code_width_units", "field_tables", "start_code_width_units"]
 
 
 @lru_cache(maxsize=8)
@@ -33,26 +40,17 @@ def field_tables(fmt: BaseFormat, device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def load_code_width_units(base, tables, rows, first_col, m: tl.constexpr, block_units: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What a block needs besides its stream: (words of codes, scale, zero code, widths and offsets of codes)."""
-    row = rows[None, :]
-    units = first_col // 32 + tl.arange(0, block_units)[:, None]
-    inside = None if m.cols % (32 * block_units) == 0 else (units < m.cols // 32) & (row >= 0)
-    words = load_unit_words(base, units, row, inside, m)
-    scale = load_unit_scale(base, units, row, inside, m)
-    zero = tl.full((block_units, rows.shape[0]), m.middle_code, tl.int32)
-    if m.has_zeros:
-        zero = load_unit_zero(base, units, row, inside, m)
-    # Past the row's end fields have no width: nothing is read there, and the weights are zeros.
-    widths = split4(load_vector(tables + zero * 8, inside, 4))
-    offsets = split4(load_vector(tables + zero * 8 + 4, inside, 4))
-    return words, scale, zero, widths, offsets
+def start_code_width_units(base, tables, rows, place, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """State before the first block of rows whose fields begin at `place`."""
+    return _load_codes(base, tables, rows, 0, m), place
 
 
 @triton.jit
-def decode_code_width_units(loaded, stream, place, m: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(sixteen pairs of weights int32 [BU, BN], place after the block) from what `load_code_width_units` returned."""
-    words, scale, zero, width_table, offset_table = loaded
+def decode_code_width_units(base, tables, stream, rows, first_col, state, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(sixteen pairs of weights int32 [BU, BN], state after the block)."""
+    codes, place = state
+    words, scale, zero, width_table, offset_table = codes
+    place = (place + 31) // 32 * 32 if first_col % 1024 == 0 else place  # a tile begins on a word
     words = nibbles_of(words, m)
     widths = ()
     before = ()
@@ -62,8 +60,7 @@ def decode_code_width_units(loaded, stream, place, m: tl.constexpr):  # type: ig
         widths += (both,)
         before += (total,)
         total += (both[0] * 0x01010101 >> 24) + (both[1] * 0x01010101 >> 24)  # at most 44 each
-    ends = tl.cumsum(total, axis=0)
-    start = place[None, :] + ends - total
+    start = place[None, :] + tl.cumsum(total, axis=0) - total
     zeros = zero * 0x10001 + 0x43004300
     scales = scale * 0x10001
     pairs = ()
@@ -71,7 +68,25 @@ def decode_code_width_units(loaded, stream, place, m: tl.constexpr):  # type: ig
         offsets = _look_up(offset_table, words[number])
         fields = _read_fields(stream, start + before[number], widths[number])
         pairs += _weights(words[number], fields, offsets, zeros, scales)
-    return pairs, place + tl.sum(total, axis=0)
+    following = _load_codes(base, tables, rows, first_col + 128, m)
+    return pairs, (following, place + tl.sum(total, axis=0))
+
+
+@triton.jit
+def _load_codes(base, tables, rows, first_col, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a block needs besides its stream: (words of codes, scale, zero code, widths and offsets of codes)."""
+    row = rows[None, :]
+    units = units_of_block(first_col, m)
+    inside = None if m.cols % 128 == 0 else (units < m.cols // 32) & (row >= 0)
+    words = load_unit_words(base, units, row, inside, m)
+    scale = load_unit_scale(base, units, row, inside, m)
+    zero = tl.full((4, rows.shape[0]), m.middle_code, tl.int32)
+    if m.has_zeros:
+        zero = load_unit_zero(base, units, row, inside, m)
+    # Past the row's end fields have no width: nothing is read there, and the weights are zeros.
+    widths = split4(load_vector(tables + zero * 8, inside, 4))
+    offsets = split4(load_vector(tables + zero * 8 + 4, inside, 4))
+    return words, scale, zero, widths, offsets
 
 
 @triton.jit

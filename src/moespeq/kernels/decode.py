@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from moespeq.kernels.geometry import ExpertGeometry
-from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
+from moespeq.kernels.loaders import Loader, load_block, start_rows
 from moespeq.kernels.sections import find_sections
 from moespeq.nested import Layout
 
@@ -47,7 +47,6 @@ def decode_expert(
             layout.value,
             loader.kind,
             block_rows=loader.block_rows,
-            block_cols=loader.block_cols,
             num_warps=loader.num_warps,
             num_stages=loader.num_stages,
             maxnreg=loader.max_registers,
@@ -67,17 +66,14 @@ def _decode_matrix(  # type: ignore[no-untyped-def]
     layout: tl.constexpr,
     loader: tl.constexpr,
     block_rows: tl.constexpr,
-    block_cols: tl.constexpr,
 ):
     sections = find_sections(record, up, layout)
     if is_down:
         sections = find_sections(sections[4], m, layout)
     sections += (fields,)
     rows = tl.minimum(tl.program_id(0) * block_rows + tl.arange(0, block_rows), m.rows - 1)
-    state = start_rows(base, sections, rows, m, layout, loader, block_cols)
-    ahead = prefetch(base, sections, rows, 0, m, loader, block_cols)
-    for first_col in range(0, m.cols, block_cols):
-        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, block_cols)
-        ahead = prefetch(base, sections, rows, first_col + block_cols, m, loader, block_cols)
-        cols = (first_col + tl.arange(0, block_cols))[None, :]
+    state = start_rows(base, sections, rows, m, layout, loader)
+    for first_col in range(0, m.cols, 128):
+        weights, state = load_block(base, sections, rows, first_col, state, m, layout, loader)
+        cols = (first_col + tl.arange(0, 128))[None, :]
         tl.store(out + rows[:, None] * m.cols + cols, weights, mask=cols < m.cols)

@@ -31,15 +31,17 @@ def draft_experts(
     bank: torch.Tensor,
     *,
     first_row: int,
+    rows: torch.Tensor | None = None,
     geometry: ExpertGeometry,
     activation: str,
 ) -> torch.Tensor:
     """The routed experts' weighted sum: hidden bf16 [T, H], routes int64 and weights [T, K] -> bf16 [T, H].
 
-    bank uint8 [rows, base bytes]; a layer's experts are its rows from `first_row` on. A negative route adds nothing.
+    bank uint8 [rows, base bytes]; a layer's experts are its rows from `first_row` on, or where `rows` int32 [E] says,
+    which is read when the kernels run. A negative route, or an expert without a row (-1), adds nothing.
     """
-    inner = draft_up(hidden, routes, bank, first_row=first_row, geometry=geometry, activation=activation)
-    return draft_down(inner, routes, weights, bank, first_row=first_row, geometry=geometry)
+    inner = draft_up(hidden, routes, bank, first_row=first_row, rows=rows, geometry=geometry, activation=activation)
+    return draft_down(inner, routes, weights, bank, first_row=first_row, rows=rows, geometry=geometry)
 
 
 def draft_up(
@@ -48,6 +50,7 @@ def draft_up(
     bank: torch.Tensor,
     *,
     first_row: int,
+    rows: torch.Tensor | None = None,
     geometry: ExpertGeometry,
     activation: str | None,
 ) -> torch.Tensor:
@@ -65,6 +68,7 @@ def draft_up(
         bank,
         out,
         first_row,
+        rows,
         geometry.base_bytes,
         m,
         top_k,
@@ -84,6 +88,7 @@ def draft_down(
     bank: torch.Tensor,
     *,
     first_row: int,
+    rows: torch.Tensor | None = None,
     geometry: ExpertGeometry,
 ) -> torch.Tensor:
     """Second product, route weights and the sum over K: inner bf16 [P, I] -> bf16 [T, H]."""
@@ -100,6 +105,7 @@ def draft_down(
         bank,
         out,
         first_row,
+        rows,
         geometry.base_bytes,
         m,
         top_k,
@@ -133,12 +139,23 @@ class _Block:
 
 
 @triton.jit
+def _bank_row(expert, first_row, bank_rows):  # type: ignore[no-untyped-def]
+    """int64: where an expert's base lies; negative: nowhere."""
+    if bank_rows is None:
+        row = tl.where(expert < 0, -1, first_row + expert)
+    else:
+        row = tl.load(bank_rows + expert, mask=expert >= 0, other=-1).to(tl.int64)
+    return row
+
+
+@triton.jit
 def _draft_up(  # type: ignore[no-untyped-def]
     hidden,
     routes,
     bank,
     out,
     first_row,
+    bank_rows,
     base_bytes: tl.constexpr,
     m: tl.constexpr,
     top_k: tl.constexpr,
@@ -148,10 +165,10 @@ def _draft_up(  # type: ignore[no-untyped-def]
     block_units: tl.constexpr,
 ):
     pair = tl.program_id(1)
-    expert = tl.load(routes + pair)
-    if expert < 0:
+    bank_row = _bank_row(tl.load(routes + pair), first_row, bank_rows)
+    if bank_row < 0:
         return
-    base = tl.multiple_of(bank + (first_row + expert) * base_bytes, 16)
+    base = tl.multiple_of(bank + bank_row * base_bytes, 16)
     number = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     rows = number // 2 + number % 2 * (m.rows // 2) if is_gated else number  # gate and up rows alternate
     rows = tl.minimum(rows, m.rows - 1)
@@ -184,6 +201,7 @@ def _draft_down(  # type: ignore[no-untyped-def]
     bank,
     out,
     first_row,
+    bank_rows,
     base_bytes: tl.constexpr,
     m: tl.constexpr,
     top_k: tl.constexpr,
@@ -194,10 +212,10 @@ def _draft_down(  # type: ignore[no-untyped-def]
     row_of_pass = tl.program_id(1)
     slots = tl.arange(0, num_slots)  # a power of two: those past K repeat the last one and count for nothing
     pairs = row_of_pass * top_k + tl.minimum(slots, top_k - 1)
-    experts = tl.load(routes + pairs)
+    bank_row = _bank_row(tl.load(routes + pairs), first_row, bank_rows)
     weight = tl.load(weights + pairs).to(tl.float32)
-    counts = (slots < top_k) & (experts >= 0)
-    bases = bank + (first_row + tl.maximum(experts, 0)) * base_bytes
+    counts = (slots < top_k) & (bank_row >= 0)
+    bases = bank + tl.maximum(bank_row, 0) * base_bytes
     bases = tl.multiple_of(bases, 16)[None, :, None]
     cols = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     rows = tl.minimum(cols, m.rows - 1)[None, None, :]

@@ -13,6 +13,7 @@ from moespeq.kernels.elements import centre_bits
 __all__ = [
     "add_halves",
     "centre_pair",
+    "count_bits",
     "equal_halves",
     "low_bits",
     "permute_bytes",
@@ -36,6 +37,18 @@ def permute_bytes(low, high, selector):  # type: ignore[no-untyped-def]
         result = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selector], tl.int32, True, 1
         )
+    return result
+
+
+@triton.jit
+def count_bits(value):  # type: ignore[no-untyped-def]
+    """How many bits are set."""
+    if _IS_INTERPRETED:
+        pairs = value - ((value >> 1) & 0x55555555)
+        nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+        result = (((nibbles + (nibbles >> 4)) & 0x0F0F0F0F) * 0x01010101 >> 24) & 0xFF
+    else:
+        result = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [value], tl.int32, True, 1)
     return result
 
 

@@ -5,8 +5,8 @@ in about five integer instructions a weight:
 
 - a code in the low bits of 0x4300 is the bf16 128 + code: bf16(step * scale) is an exact subtraction and one product;
 - a byte permutation widens residual bytes with their sign, or puts a nibble above them;
-- a word's nibbles are spread to bytes once, and the running counts of zero codes, four bits each, are the permutation's
-  selector that brings each to its place;
+- a word's nibbles are spread to bytes once, and the counts of zero codes before each code, four bits each, are the
+  permutation's selector that brings each to its place;
 - a far weight is scale - (sign << 15 | distance) modulo 2^16, the complement of ~scale + that;
 - distance 2047 is a zero. It can only be where a nibble's three low bits are set, which is rare: then the exact form
   runs, in which 2047 stands in for the scale, so that only the sign is left.
@@ -24,7 +24,7 @@ __all__ = ["ASSEMBLY", "decode_unit"]
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 # $0-$15 pairs of weights; $16-$19 words of eight codes; $20-$27 residual bytes; $28-$31 each word's next eight nibbles;
-# $32-$35 running counts; $36 the scale's bits twice; $37 the zero code twice, above 0x43004300.
+# $32-$35 counts; $36 the scale's bits twice; $37 the zero code twice, above 0x43004300.
 _WORD = """
     shl.b32 u, ${nibbles}, 4;
     lop3.b32 u, ${nibbles}, u, 0x07070707, 0xe4;
@@ -34,9 +34,8 @@ _WORD = """
     and.b32 v, v, 0x87878787;
     prmt.b32 n, u, v, 0x5140;
     prmt.b32 v, u, v, 0x7362;
-    shl.b32 u, ${counts}, 4;
-    prmt.b32 low, n, v, u;
-    shr.u32 u, ${counts}, 12;
+    prmt.b32 low, n, v, ${counts};
+    shr.u32 u, ${counts}, 16;
     prmt.b32 high, n, v, u;
     shr.u32 v, ${codes}, 4;
 """
@@ -115,12 +114,15 @@ _PAIRS = tl.constexpr((tl.int32,) * 16)
 
 
 @triton.jit
-def decode_unit(words, residual, nibbles, counts, scale, zero):  # type: ignore[no-untyped-def]
+def decode_unit(words, residual, nibbles, marks, scale, zero):  # type: ignore[no-untyped-def]
     """Sixteen int32 tensors, two bf16 each in element order. All arguments are int32 of one shape.
 
-    words: 4; residual: 8, four bytes each; nibbles: for each word those of its zero codes, from bit 0 on; counts: for
-    each word the zero codes up to and with each code, four bits each; scale: its bits; zero: the zero code.
+    words: 4; residual: 8, four bytes each; nibbles: for each word those of its zero codes, from bit 0 on; marks: for
+    each word the top bit of its zero codes; scale: its bits; zero: the zero code.
     """
+    counts = ()
+    for word in tl.static_range(4):
+        counts += (marks[word] * 0x22222222,)  # the zero codes before each code, four bits each
     if _IS_INTERPRETED:
         pairs = ()
         for word in tl.static_range(4):
@@ -146,8 +148,7 @@ def _weight(words, residual, nibbles, counts, scale, zero, word: tl.constexpr, l
     step = ((words[word] >> 4 * lane) & 0xF) - zero
     byte = (residual[2 * word + lane // 4] >> 8 * (lane % 4)) & 0xFF
     near = centre_bits(step, scale) + byte - ((byte & 0x80) << 1)
-    before = (counts[word] >> (4 * lane - 4)) & 0xF if lane > 0 else 0
-    nibble = nibbles[word] >> 4 * before
+    nibble = nibbles[word] >> 4 * ((counts[word] >> 4 * lane) & 0xF)
     distance = byte | (nibble & 7) << 8
     far = (nibble >> 3 & 1) << 15 | tl.where(distance == 2047, 0, scale - distance)
     return tl.where(step == 0, far, near) & 0xFFFF

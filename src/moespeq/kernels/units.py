@@ -11,7 +11,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["join_words", "load_unit_scale", "load_unit_words", "load_unit_zero", "load_vector", "split4"]
+__all__ = [
+    "interleave_units",
+    "join_words",
+    "load_bf16_pairs",
+    "load_unit_scale",
+    "load_unit_words",
+    "load_unit_zero",
+    "load_vector",
+    "split4",
+    "units_of_block",
+]
+
+
+@triton.jit
+def units_of_block(first_col, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The units [BU, 1] of the block that begins at this column, or of the row's last block behind it."""
+    last_block: tl.constexpr = (m.cols - 1) // 128 * 128
+    return tl.minimum(first_col, last_block) // 32 + tl.arange(0, 4)[:, None]
 
 
 @triton.jit
@@ -78,13 +95,25 @@ def split4(values):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def load_bf16_pairs(matrix, rows, first_col, m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sixteen int32 [BU, BN], two bf16 each: a block of rows [1, BN] of a matrix [..., m.cols], unit by unit."""
+    units = units_of_block(first_col, m)
+    inside = None if m.cols % 128 == 0 else (units < m.cols // 32) & (rows >= 0)
+    pairs = matrix.to(tl.pointer_type(tl.int32)) + rows * (m.cols // 2) + units * 16
+    words = ()
+    for octet in tl.static_range(4):
+        words += split4(load_vector(pairs + 4 * octet, inside, 4))
+    return words
+
+
+@triton.jit
 def _join4(value0, value1, value2, value3):  # type: ignore[no-untyped-def]
     """Four tensors [...] -> [..., 2, 2], in order."""
     return tl.join(tl.join(value0, value2), tl.join(value1, value3))
 
 
 @triton.jit
-def join_words(words, block_cols: tl.constexpr):  # type: ignore[no-untyped-def]
+def join_words(words):  # type: ignore[no-untyped-def]
     """Sixteen int32 [BU, BN], each two bf16, low half first -> bf16 [BN, BK = 32 BU], in registers."""
     first = _join4(words[0], words[4], words[8], words[12])
     second = _join4(words[1], words[5], words[9], words[13])
@@ -94,4 +123,16 @@ def join_words(words, block_cols: tl.constexpr):  # type: ignore[no-untyped-def]
     low = (pairs & 0xFFFF).to(tl.int16)
     high = (pairs >> 16).to(tl.int16)
     weights = tl.permute(tl.join(low, high), (1, 0, 2, 3, 4, 5, 6))
-    return tl.reshape(weights, (words[0].shape[1], block_cols)).to(tl.bfloat16, bitcast=True)
+    return tl.reshape(weights, (words[0].shape[1], 128)).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def interleave_units(block):  # type: ignore[no-untyped-def]
+    """[BN, 128] in natural order -> four columns of each of its four units in turn.
+
+    A matrix instruction sums over 16 columns, of which each of a row's four threads holds four. In this order they are
+    four neighbours of the thread's own unit, so that decoded units are operands where they stand. Both factors of a
+    product are put into it.
+    """
+    rows: tl.constexpr = block.shape[0]
+    return tl.reshape(tl.permute(tl.reshape(block, (rows, 4, 8, 4)), (0, 2, 1, 3)), (rows, 128))

@@ -1,12 +1,16 @@
 """The target's experts on the device: one grouped product whose weight loader is the parameter.
 
 Shapes: T rows of a pass, K experts a row, P = T * K routed pairs, H hidden, I intermediate, BN weight rows of a
-program, BK columns of a block, 16 pairs of a row tile.
+program, BK = 128 columns of a block, 8 pairs of a row tile.
 
-Each program computes out^T[BN, 16] = W[BN, :] @ x^T[:, 16] for one expert, block of columns after block of columns. The
-loaders differ in where W comes from and in nothing else: equal weights, equal blocks, equal matrix instructions, hence
-equal bits for plain and nested records. A column of the product sees only its own row of x, and tiles always have 16,
-so a row's result does not depend on what else is in the batch, on its place, or on how many tiles there are.
+Each program computes out^T[BN, 8] = W[BN, :] @ x^T[:, 8] for one expert and its tiles of pairs, block of columns after
+block of columns. The loaders differ in where W comes from and in nothing else: equal weights, equal blocks, equal
+matrix instructions, hence equal bits for plain and nested records. A column of the product sees only its own row of x,
+and tiles always have 8, so a row's result does not depend on what else is in the batch, on its place, or on how many
+tiles there are.
+
+A program is one warp: nothing is shared and nothing waits for another warp. Weights are decoded into the registers
+that the matrix instruction reads (see `interleave_units`), and rows of x come from the first-level cache.
 """
 
 from __future__ import annotations
@@ -17,16 +21,19 @@ import triton.language as tl
 
 from moespeq.kernels.activations import activate as apply_activation
 from moespeq.kernels.activations import gate_and_multiply
+from moespeq.kernels.early_start import release_successor, starts_early, wait_for_predecessor
 from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.kernels.geometry import ExpertGeometry, MatrixGeometry
-from moespeq.kernels.loaders import Loader, load_block, prefetch, start_rows
+from moespeq.kernels.loaders import Loader, load_block, start_rows
 from moespeq.kernels.sections import find_base, find_sections
+from moespeq.kernels.units import interleave_units, join_words, load_bf16_pairs
 from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, LaunchTable
 from moespeq.nested import Layout
 
 __all__ = ["verify_down", "verify_experts", "verify_up"]
 
-ROW_TILE = 16
+ROW_TILE = 8
+_ROW_TILE = tl.constexpr(ROW_TILE)
 _GROUPS_AT = tl.constexpr(GROUPS_AT)
 _GROUP_INTS = tl.constexpr(GROUP_INTS)
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # numpy has no bf16 products
@@ -101,6 +108,7 @@ def _launch(
     assert out.is_contiguous()
     is_gated = activation != "none" and geometry.is_gated
     loader = Loader.choose(m, layout)
+    early, is_down = starts_early(x.device), m == geometry.down
     grid = (triton.cdiv(m.rows, loader.block_rows), table.max_groups)
     _grouped_product[grid](
         x,
@@ -114,7 +122,7 @@ def _launch(
         table.pairs_at,
         geometry.up,
         m,
-        m == geometry.down,
+        is_down,
         pairs_per_row,
         layout.value,
         loader.kind,
@@ -122,10 +130,11 @@ def _launch(
         is_gated,
         max_tiles=triton.cdiv(table.max_rows, ROW_TILE),
         block_rows=loader.block_rows,
-        block_cols=loader.block_cols,
+        early=early,
         num_warps=loader.num_warps,
         num_stages=loader.num_stages,
         maxnreg=loader.max_registers,
+        launch_pdl=early and is_down,
     )
 
 
@@ -150,8 +159,10 @@ def _grouped_product(  # type: ignore[no-untyped-def]
     is_gated: tl.constexpr,
     max_tiles: tl.constexpr,
     block_rows: tl.constexpr,
-    block_cols: tl.constexpr,
+    early: tl.constexpr,
 ):
+    if not is_down:
+        release_successor(early)
     group = tl.program_id(1)
     if group >= tl.load(table):
         return
@@ -163,49 +174,49 @@ def _grouped_product(  # type: ignore[no-untyped-def]
     sections = find_sections(residual, up, layout)
     if is_down:
         sections = find_sections(sections[4], m, layout)
-    args = (x, out, base, sections + (fields,), pairs, num_pairs)
-    if max_tiles == 1:  # noqa: SIM114 -- known when compiled: one body instead of two
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, block_rows, block_cols)
-    elif num_pairs <= 16:
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, 1, block_rows, block_cols)
-    else:
-        _product_tiles(args, m, pairs_per_row, layout, loader, activation, is_gated, max_tiles, block_rows, block_cols)
-
-
-@triton.jit
-def _product_tiles(  # type: ignore[no-untyped-def]
-    args,
-    m: tl.constexpr,
-    pairs_per_row: tl.constexpr,
-    layout: tl.constexpr,
-    loader: tl.constexpr,
-    activation: tl.constexpr,
-    is_gated: tl.constexpr,
-    max_tiles: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_cols: tl.constexpr,
-):
-    x, out, base, sections, pairs, num_pairs = args
+    sections += (fields,)
     number = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     rows = number // 2 + number % 2 * (m.rows // 2) if is_gated else number  # gate and up rows alternate
     rows = tl.minimum(rows, m.rows - 1)
-    state = start_rows(base, sections, rows, m, layout, loader, block_cols)
-    ahead = prefetch(base, sections, rows, 0, m, loader, block_cols)
+    state = start_rows(base, sections, rows, m, layout, loader)
+    if is_down:
+        wait_for_predecessor(early)  # for x; table, records and bank were there before the first product began
     sums = ()
     for _ in tl.static_range(max_tiles):
-        sums += (tl.zeros((block_rows, 16), tl.float32),)
-    for first_col in range(0, m.cols, block_cols):
-        inputs = ()
-        for tile in tl.static_range(max_tiles):
-            inputs += (_load_inputs(x, pairs, num_pairs, tile, first_col, m, pairs_per_row, block_cols),)
-        weights, state = load_block(base, sections, rows, first_col, state, ahead, m, layout, loader, block_cols)
-        ahead = prefetch(base, sections, rows, first_col + block_cols, m, loader, block_cols)
-        added = ()
-        for tile in tl.static_range(max_tiles):
-            added += (_multiply(weights, inputs[tile], sums[tile]),)
-        sums = added
+        sums += (tl.zeros((block_rows, _ROW_TILE), tl.float32),)
+    for first_col in range(0, m.cols, 128):
+        inputs = _load_inputs(x, pairs, num_pairs, 0, first_col, m, pairs_per_row)
+        weights, state = load_block(base, sections, rows, first_col, state, m, layout, loader)
+        weights = interleave_units(weights)
+        first = _multiply(weights, inputs, sums[0])
+        others = ()
+        for tile in tl.static_range(1, max_tiles):
+            others += (sums[tile],)
+        if max_tiles > 1:  # noqa: SIM102 -- known when compiled
+            if num_pairs > _ROW_TILE:
+                others = _multiply_others(weights, x, pairs, num_pairs, first_col, others, m, pairs_per_row)
+        sums = (first,) + others
     for tile in tl.static_range(max_tiles):
-        _store_tile(out, sums[tile], pairs, num_pairs, tile, m, activation, is_gated, block_rows)
+        if num_pairs > tile * _ROW_TILE:
+            _store_tile(out, sums[tile], pairs, num_pairs, tile, m, activation, is_gated, block_rows)
+
+
+@triton.jit
+def _multiply_others(weights, x, pairs, num_pairs, first_col, sums, m: tl.constexpr, pairs_per_row: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sums of all tiles but the first, which few experts have."""
+    added = ()
+    for number in tl.static_range(len(sums)):
+        added += (_multiply_tile(weights, x, pairs, num_pairs, number + 1, first_col, sums[number], m, pairs_per_row),)
+    return added
+
+
+@triton.jit
+def _multiply_tile(
+    weights, x, pairs, num_pairs, tile: tl.constexpr, first_col, total, m: tl.constexpr, pairs_per_row: tl.constexpr
+):  # type: ignore[no-untyped-def]
+    if num_pairs > tile * _ROW_TILE:
+        total = _multiply(weights, _load_inputs(x, pairs, num_pairs, tile, first_col, m, pairs_per_row), total)
+    return total
 
 
 @triton.jit
@@ -218,23 +229,19 @@ def _multiply(weights, inputs, total):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_inputs(
-    x,
-    pairs,
-    num_pairs,
-    tile: tl.constexpr,
-    first_col,
-    m: tl.constexpr,
-    pairs_per_row: tl.constexpr,
-    block_cols: tl.constexpr,
-):  # type: ignore[no-untyped-def]
-    """x^T [BK, 16]: the rows of a tile's pairs, zeros for missing ones."""
-    number = tile * 16 + tl.arange(0, 16)
-    is_live = number < num_pairs
-    rows = tl.load(pairs + number, mask=is_live, other=0) // pairs_per_row
-    cols = first_col + tl.arange(0, block_cols)
-    inside = is_live[:, None] if m.cols % block_cols == 0 else is_live[:, None] & (cols < m.cols)[None, :]
-    return tl.load(x + rows[:, None] * m.cols + cols[None, :], mask=inside, other=0.0).T
+def _load_inputs(x, pairs, num_pairs, tile: tl.constexpr, first_col, m: tl.constexpr, pairs_per_row: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x^T [BK, 8]: the rows of a tile's pairs; behind the last pair its row again, whose sums nobody reads."""
+    number = tl.minimum(tile * _ROW_TILE + tl.arange(0, _ROW_TILE), num_pairs - 1)
+    rows = tl.load(pairs + number) // pairs_per_row
+    if m.cols % 32 == 0:
+        block = join_words(load_bf16_pairs(x, rows[None, :], first_col, m))
+    else:  # joined too: by a join among an operand's makers Triton chooses which thread holds which of 16 columns
+        cols = first_col + 2 * tl.arange(0, 64)[None, :]
+        pointers = x + rows[:, None] * m.cols + cols
+        even = tl.load(pointers, mask=cols < m.cols, other=0.0)
+        odd = tl.load(pointers + 1, mask=cols + 1 < m.cols, other=0.0)
+        block = tl.reshape(tl.join(even, odd), (_ROW_TILE, 128))
+    return interleave_units(block).T
 
 
 @triton.jit
@@ -249,17 +256,17 @@ def _store_tile(
     is_gated: tl.constexpr,
     block_rows: tl.constexpr,
 ):  # type: ignore[no-untyped-def]
-    """Activate total [BN, 16] and write it as the rows of its pairs."""
+    """Activate total [BN, 8] and write it as the rows of its pairs."""
     width: tl.constexpr = m.rows // 2 if is_gated else m.rows
     block_width: tl.constexpr = block_rows // 2 if is_gated else block_rows
     if is_gated:
-        gate, up = tl.split(tl.permute(tl.reshape(total, (block_width, 2, 16)), (0, 2, 1)))
+        gate, up = tl.split(tl.permute(tl.reshape(total, (block_width, 2, _ROW_TILE)), (0, 2, 1)))
         result = gate_and_multiply(gate, up, activation)
     elif activation != "none":
         result = apply_activation(total.to(tl.bfloat16).to(tl.float32), activation).to(tl.bfloat16)
     else:
         result = total.to(tl.bfloat16)
-    number = tile * 16 + tl.arange(0, 16)
+    number = tile * _ROW_TILE + tl.arange(0, _ROW_TILE)
     is_live = number < num_pairs
     pair = tl.load(pairs + number, mask=is_live, other=0)
     cols = tl.program_id(0) * block_width + tl.arange(0, block_width)

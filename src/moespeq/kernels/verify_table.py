@@ -49,12 +49,12 @@ class RoutedPairs:
         flat = routes.reshape(-1)
         self.order = flat.argsort(kind="stable")
         by_expert = flat[self.order]
-        self.first = np.concatenate((_ZERO, np.flatnonzero(by_expert[1:] != by_expert[:-1]) + 1))
-        self.count = np.append(self.first[1:], flat.size) - self.first
+        changes = (by_expert[1:] != by_expert[:-1]).nonzero()[0]
+        bounds = np.zeros(len(changes) + 2, np.int64)
+        bounds[1:-1], bounds[-1] = changes + 1, flat.size
+        self.first = bounds[:-1]
+        self.count = bounds[1:] - self.first
         self.experts = by_expert[self.first]
-
-
-_ZERO = np.zeros(1, dtype=np.int64)
 
 
 class VerifyTable:

@@ -21,7 +21,6 @@ from moespeq.errors import UsageError
 from moespeq.kernels import ExpertMath, combine, expert_products, group_by_expert
 from moespeq.model.weights import ExpertWeights
 from moespeq.residency import Residency
-from moespeq.types import ExpertKey
 
 __all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "math_of", "register", "tag"]
 
@@ -47,7 +46,10 @@ class ExpertsSwitch:
 
 @dataclass(slots=True)
 class DraftExperts:
-    """The INT4 base of every expert, resident; one row a step, whose routes `take_routes` gives afterwards."""
+    """The resident INT4 bases; one row a step, whose routes `take_routes` gives afterwards.
+
+    An expert whose base is not resident adds nothing; the weights of the others stay as they are.
+    """
 
     weights: ExpertWeights
     _routes: list[list[int]] = field(default_factory=list)
@@ -59,6 +61,9 @@ class DraftExperts:
         self._routes.append(experts)
         products = hidden.new_empty(routes.shape[0] * routes.shape[1], hidden.shape[1])  # [T * K, H]
         for expert, pairs in group_by_expert(routes).items():
+            if not self.weights.has_base(layer, expert):
+                products[pairs] = 0
+                continue
             matrices = self.weights.base(layer, expert, hidden.dtype)
             rows = hidden[pairs // routes.shape[1]]
             products[pairs] = expert_products(rows, matrices, math, expert, row_tile=None)
@@ -100,9 +105,9 @@ class TargetExperts:
         pairs_of = group_by_expert(live)
         products = hidden.new_zeros(routes.numel(), hidden.shape[1])  # [T * K, H]
         for wave in self.residency.acquire(layer, list(pairs_of)):
-            for expert, slot in zip(wave.experts, wave.slots, strict=True):
+            for expert, slot, base_row in zip(wave.experts, wave.slots, wave.base_rows, strict=True):
                 self.residency.pump()
-                matrices = self.weights.exact(ExpertKey(layer, expert), slot, hidden.dtype)
+                matrices = self.weights.exact(layer, slot, base_row, hidden.dtype)
                 pairs = pairs_of[expert]
                 rows = hidden[pairs // top_k]
                 products[pairs] = expert_products(rows, matrices, math, expert, row_tile=self._row_tile)

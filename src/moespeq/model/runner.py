@@ -50,6 +50,15 @@ class Runner(Protocol):
         """The longest draft a round at `position` may have."""
         ...
 
+    @property
+    def foresees(self) -> bool:
+        """Whether `foresee` has something to say."""
+        ...
+
+    def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
+        """The draft's routes of a prompt's rows from `start` on, or of the first of them; `prefill` must follow."""
+        ...
+
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
         """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V]."""
         ...
@@ -97,6 +106,13 @@ class EagerRunner:
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
+
+    @property
+    def foresees(self) -> bool:
+        return False  # here a draft of many rows takes as long as the link it would feed
+
+    def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
+        pass
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)

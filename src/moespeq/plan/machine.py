@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moespeq.config import LoadOptions
 from moespeq.errors import UsageError
+from moespeq.plan.profile import MachineProfile
 
 __all__ = ["Machine", "resolve_options"]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Free memory and cores. gpu_free_bytes: None where no GPU is usable; `gpu` then says why, else its name."""
+    """Free memory and cores. gpu_free_bytes: None where no GPU is usable; `gpu` then says why, else its name.
+
+    profile: what was measured here, or on another device of this machine, and the file it was read from.
+    """
 
     host_free_bytes: int
     num_cores: int = 1
     gpu_free_bytes: int | None = None
     gpu: str = "no GPU was looked for"
+    profile: MachineProfile | None = None
+    profile_path: Path = Path()
 
 
 def resolve_options(options: LoadOptions, machine: Machine) -> LoadOptions:

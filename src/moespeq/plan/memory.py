@@ -2,19 +2,22 @@
 
     device = dense weights + base bank + KV cache + workspace + slots
 
-Everything but the slots must fit; slots take what is left, up to one for each record. A budget that cannot hold the
-first four and one slot is refused with the amount that is missing.
+Everything but the slots must fit; slots take what is left, up to one for each record. Where the base of a part of the
+experts is resident (records "mixed"), bank and slots share what the others leave. A budget that cannot hold the first
+four and one slot is refused with the amount that is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moespeq.buckets import LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.errors import BudgetError, UsageError
+from moespeq.plan.bank import describe_bank, least_rows, plan_bank_rows
 from moespeq.plan.host import plan_host_arena, plan_host_cache
+from moespeq.plan.link import plan_link_depth
 from moespeq.plan.machine import Machine
 from moespeq.plan.threads import plan_threads
 from moespeq.plan.workspace import Figure, workspace
@@ -30,7 +33,7 @@ _GPU_SHARE = 0.95  # of the free GPU memory; the rest is what others may still t
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
     """Sizes that follow from a store. slot_bytes: room of one slot; num_records: all routed experts;
-    records_bytes: an arena in host memory that holds all of their records.
+    records_bytes: an arena in host memory that holds all of their records; model: the store's name.
     """
 
     shape: ModelShape
@@ -39,19 +42,28 @@ class MemoryNeeds:
     slot_bytes: int
     num_records: int
     records_bytes: int
+    model: str = ""
+
+    @property
+    def base_row_bytes(self) -> int:
+        """One expert's row of the base bank."""
+        return -(-self.base_bytes // self.num_records)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Every byte by purpose, and why each "auto" became what it is.
 
+    num_bases: experts whose base is resident.
     host_bytes: a cache before the disk on a CPU; on CUDA the pinned arena in front of the link.
+    link_depth: guesses are submitted while fewer fetches than this are under way.
     """
 
     device: str
     budget_bytes: int
     dense_bytes: int
     base_bytes: int
+    num_bases: int
     kv_bytes: int
     workspace: tuple[Figure, ...]
     slot_bytes: int
@@ -59,6 +71,7 @@ class MemoryPlan:
     host_bytes: int
     context_tok: int
     threads: int
+    link_depth: int
     reasons: Mapping[str, str]
 
     @property
@@ -94,15 +107,19 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
     fixed = _fixed(needs, options, context_tok)
     host_bytes = _host_bytes(needs, options, machine, reasons)
     budget_bytes = _resolve_budget(needs, options, fixed.num_bytes, _free_bytes(machine, options, host_bytes), reasons)
-    num_slots = min(needs.num_records, (budget_bytes - fixed.num_bytes) // needs.slot_bytes)
-    if num_slots < 1:
+    if budget_bytes < fixed.num_bytes + needs.slot_bytes:
         raise BudgetError(_missing(fixed, needs, budget_bytes))
+    if options.records == "mixed":
+        fixed = _with_bank(fixed, needs, options, budget_bytes)
+    num_slots = min(needs.num_records, (budget_bytes - fixed.num_bytes) // needs.slot_bytes)
+    describe_bank(needs, options, fixed.num_bases, reasons)
     reasons["num_slots"] = f"{num_slots} of {needs.num_records} experts fit into what the rest leaves of the budget"
     plan = MemoryPlan(
         device=options.device,
         budget_bytes=budget_bytes,
         dense_bytes=needs.dense_bytes,
         base_bytes=fixed.base_bytes,
+        num_bases=fixed.num_bases,
         kv_bytes=fixed.kv_bytes,
         workspace=fixed.workspace,
         slot_bytes=needs.slot_bytes,
@@ -110,6 +127,9 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
         host_bytes=host_bytes,
         context_tok=context_tok,
         threads=plan_threads(needs.shape, options, machine.num_cores, reasons),
+        link_depth=plan_link_depth(
+            options, machine, reasons, model=needs.model, slot_bytes=needs.slot_bytes, num_slots=num_slots
+        ),
         reasons=reasons,
     )
     _check_available(plan, machine)
@@ -118,10 +138,11 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What does not depend on the budget."""
+    """What does not depend on the budget, or is decided by now."""
 
     dense_bytes: int
     base_bytes: int
+    num_bases: int
     kv_bytes: int
     workspace: tuple[Figure, ...]
 
@@ -136,12 +157,21 @@ class _Fixed:
 
 def _fixed(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> _Fixed:
     kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
+    num_bases = least_rows(needs, options)
     return _Fixed(
         dense_bytes=needs.dense_bytes,
-        base_bytes=needs.base_bytes if options.has_draft else 0,
+        base_bytes=needs.base_bytes if num_bases == needs.num_records else num_bases * needs.base_row_bytes,
+        num_bases=num_bases,
         kv_bytes=kv_tok * needs.shape.kv_bytes_per_tok,
         workspace=workspace(needs.shape, options, context_tok),
     )
+
+
+def _with_bank(fixed: _Fixed, needs: MemoryNeeds, options: LoadOptions, budget_bytes: int) -> _Fixed:
+    """The bank of some experts gets its share of what the rest leaves, its least rows included."""
+    room_bytes = budget_bytes - fixed.num_bytes + fixed.base_bytes
+    num_bases = plan_bank_rows(needs, options, room_bytes)
+    return replace(fixed, num_bases=num_bases, base_bytes=num_bases * needs.base_row_bytes)
 
 
 def _host_bytes(needs: MemoryNeeds, options: LoadOptions, machine: Machine, reasons: dict[str, str]) -> int:

@@ -1,22 +1,26 @@
-"""What a machine was measured to do, as a file the planner reads: bandwidths, and one model's times on it.
+"""What a machine was measured to do, as a file the planner reads: bandwidths, and some models' times on it.
 
-Written by `moespeq profile` and read strictly: a file of another schema is refused, or a guess would become a plan.
+Written by `moespeq profile` and read strictly: a guess must not become a plan. A profile of another schema counts as
+none and is written anew; a file that is no profile at all is an error, and nobody's to write over.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from moespeq.cache_folder import cache_folder
-from moespeq.errors import UsageError
+from moespeq.errors import StorageError, UsageError
 
-__all__ = ["SCHEMA", "DiskRate", "MachineProfile", "ModelTimes", "default_profile_path"]
+__all__ = ["SCHEMA", "DiskRate", "MachineProfile", "ModelTimes", "default_profile_path", "require_writable"]
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +47,37 @@ class ModelTimes:
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Bandwidths in bytes a second by block size; `pinned_copy` is empty without a GPU or where pinning is refused."""
+    """Bandwidths in bytes a second by block size; `pinned_copy` is empty without a GPU or where pinning is refused.
+
+    models: each by its name, whenever it was measured.
+    """
 
     device: str
     pinned_copy: Mapping[int, float]
     pageable_copy: Mapping[int, float]
     disk: tuple[DiskRate, ...]
-    model: ModelTimes | None = None
+    models: tuple[ModelTimes, ...] = ()
 
-    @property
-    def link_bytes_per_s(self) -> float:
-        """The link at its best: the copies the mover makes, else those that are possible."""
-        return max((self.pinned_copy or self.pageable_copy).values())
+    def link_bytes_per_s(self, block_bytes: int) -> float:
+        """The link for blocks of about this size: the copies the mover makes, else those that are possible."""
+        rates = self.pinned_copy or self.pageable_copy
+        return rates[min(rates, key=lambda measured: abs(math.log(measured / block_bytes)))]
 
     @property
     def disk_bytes_per_s(self) -> float:
         """The disk at its best."""
         return max(rate.bytes_per_s for rate in self.disk)
+
+    def times_of(self, model: str) -> ModelTimes | None:
+        """What was measured of a model."""
+        return next((times for times in self.models if times.model == model), None)
+
+    def with_models_of(self, earlier: MachineProfile) -> MachineProfile:
+        """This profile, and the times of models that only an `earlier` one of the same device has."""
+        if earlier.device != self.device:
+            return self
+        kept = [times for times in earlier.models if self.times_of(times.model) is None]
+        return replace(self, models=(*kept, *self.models))
 
     def to_json(self) -> str:
         """The file's text; equal profiles give equal texts."""
@@ -67,35 +85,49 @@ class MachineProfile:
 
     @classmethod
     def from_json(cls, text: str) -> MachineProfile:
-        """Inverse of `to_json`. Raises UsageError for another schema or anything unexpected."""
+        """Inverse of `to_json`. Raises ValueError for another schema or anything unexpected."""
         try:
             values = json.loads(text)
             if values.pop("schema") != SCHEMA:
                 raise ValueError(f"it is not of schema {SCHEMA}")
-            model = values.pop("model")
             return cls(
-                device=str(values.pop("device")),
+                device=_text(values.pop("device")),
                 pinned_copy=_by_size(values.pop("pinned_copy")),
-                pageable_copy=_by_size(values.pop("pageable_copy")),
-                disk=tuple(_only(DiskRate, rate) for rate in values.pop("disk")),
-                model=None if model is None else _model_times(model),
+                pageable_copy=_some(_by_size(values.pop("pageable_copy"))),
+                disk=_some(tuple(_disk_rate(rate) for rate in values.pop("disk"))),
+                models=tuple(_model_times(times) for times in values.pop("models")),
                 **values,
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"The profile cannot be read ({error}); run `moespeq profile` again.") from error
+        except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Write the file, and its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json(), encoding="utf-8")
+        """Write the file, whole or not at all; `require_writable` made its folder. Raises StorageError."""
+        partial = path.resolve().with_suffix(f".{os.getpid()}.partial")
+        try:
+            partial.write_text(self.to_json(), encoding="utf-8")
+            partial.replace(path.resolve())
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StorageError(_unwritable(path, error)) from error
 
     @classmethod
-    def load(cls, path: Path) -> MachineProfile:
-        """Read the file at `path`. Raises UsageError."""
+    def load(cls, path: Path) -> MachineProfile | None:
+        """The profile at `path`; None where there is none, or one that another version wrote. Raises UsageError."""
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            raise UsageError(f"{path} cannot be read ({error.strerror}); run `moespeq profile`.") from error
+            raise UsageError(f"{path} cannot be read as a profile ({error.strerror}); check the path.") from error
+        if _is_of_another_schema(text):
+            return None
+        try:
+            return cls.from_json(text)
+        except ValueError as error:
+            raise UsageError(
+                f"{path} cannot be read as a profile ({error}); delete it, then run `moespeq profile`."
+            ) from error
 
 
 def default_profile_path() -> Path:
@@ -103,19 +135,75 @@ def default_profile_path() -> Path:
     return cache_folder() / "profile.json"
 
 
+def require_writable(path: Path) -> None:
+    """Make the folder of a profile, before anything is measured for it. Raises UsageError or StorageError."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file; give --out the name of one.")
+    try:
+        folder = path.resolve().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise StorageError(_unwritable(path, error)) from error
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"{path} cannot be written ({error.strerror}); give another --out, or make room."
+
+
+def _is_of_another_schema(text: str) -> bool:
+    """Whether this is a profile, but one that another version wrote."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    is_profile = isinstance(values, dict) and {"schema", "pinned_copy", "disk"} <= values.keys()
+    return is_profile and values["schema"] != SCHEMA
+
+
 def _model_times(values: Mapping[str, Any]) -> ModelTimes:
-    times: ModelTimes = _only(ModelTimes, {**values, "verify_s": _by_size(values["verify_s"])})
-    return times
+    given = _only(ModelTimes, values)
+    return ModelTimes(
+        model=_text(given["model"]),
+        draft_s_per_tok=_rate(given["draft_s_per_tok"]),
+        verify_s=_some(_by_size(given["verify_s"])),
+        decode_bytes_per_s=_rate(given["decode_bytes_per_s"]),
+    )
+
+
+def _disk_rate(values: Mapping[str, Any]) -> DiskRate:
+    given = _only(DiskRate, values)
+    return DiskRate(int(given["num_threads"]), _rate(given["bytes_per_s"]), bool(given["is_direct"]))
 
 
 def _by_size(values: Mapping[str, float]) -> dict[int, float]:
     """JSON keys are texts."""
-    return {int(size): float(rate) for size, rate in values.items()}
+    return {int(_rate(int(size))): _rate(rate) for size, rate in values.items()}
 
 
-def _only(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass from exactly its fields."""
+def _rate(value: Any) -> float:
+    """A time, size or bandwidth: what is divided by must be above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{value!r} is no number above 0")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _some(values: Any) -> Any:
+    """At least one of what is measured several times."""
+    if not values:
+        raise ValueError("a table is empty")
+    return values
+
+
+def _only(kind: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`values`, where they are exactly a dataclass's fields."""
     expected = {field.name for field in fields(kind)}
     if set(values) != expected:
         raise ValueError(f"{sorted(values)} are not the fields {sorted(expected)}")
-    return kind(**values)
+    return values

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moespeq.replay.virtual import LinkModel, VirtualClock, VirtualMover
-from moespeq.residency import PassKind, Residency, ResidencyCounters, ResidencyOptions
+from moespeq.residency import PassKind, Residency, ResidencyCounters, ResidencyOptions, ResidentBases
 from moespeq.types import ExpertKey
 
 __all__ = ["ReplayResult", "RoundTrace", "Trace", "replay"]
@@ -61,6 +61,7 @@ def replay(
     num_bytes: Callable[[ExpertKey], int],
     link: LinkModel,
     options: ResidencyOptions,
+    bases: ResidentBases | None = None,
 ) -> ReplayResult:
     """Run every round of `trace` through a fresh Residency; rounds without draft steps run PLAIN."""
     clock = VirtualClock()
@@ -73,6 +74,7 @@ def replay(
         num_experts=trace.num_experts,
         num_bytes=num_bytes,
         options=options,
+        bases=bases,
     )
     for recorded in trace.rounds:
         kind = PassKind.DRAFT_VERIFY if recorded.draft else PassKind.PLAIN

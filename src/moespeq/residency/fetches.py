@@ -2,7 +2,8 @@
 
 Owns the depth of the queue at the mover. A guess is submitted while fewer than `link_depth` fetches are under way, so
 that the link stays busy between two pumps; the mover begins the most urgent first and can take back what has not begun,
-so a deep queue neither delays a demand nor moves what nobody needs any more.
+so a deep queue neither delays a demand nor moves what nobody needs any more. A prefill uses what is foreseen once, in
+the order it is fetched, and leaves the queue alone for as long as a layer takes: it may fill half of the slots.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ class Fetches:
         self._policy = policy
         self._scheduler = scheduler
         self._num_experts = cache.num_experts
-        self._link_depth = link_depth
+        self._link_depth = self._depth = link_depth
         self.num_taken_back = 0
+
+    def begin(self, *, is_prefill: bool) -> None:
+        """A pass starts."""
+        self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
 
     def speculate(self) -> None:
         """Submit guesses until the link is deep enough or one finds no room."""
-        submitted, depth = self._cache.submitted, self._link_depth
+        submitted, depth = self._cache.submitted, self._depth
         while len(submitted) < depth and (record := self._scheduler.next()) is not None:
             if not self.submit(record, self._scheduler.cause):
                 return

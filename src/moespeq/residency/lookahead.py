@@ -40,6 +40,14 @@ class ExpertLookahead:
                 named[record] = uses[record] = uses.get(record, 0) + 1
         return named
 
+    def expect(self, layer: int, routes: Sequence[Sequence[int]]) -> None:
+        """Rows of a prefill route to the experts `routes[row]` at `layer`, which has not asked yet."""
+        assert layer >= self.front, f"layer {layer} has asked, the front is {self.front}"
+        uses, first = self._uses[layer], layer * self.num_experts
+        for experts in routes:
+            for expert in experts:
+                uses[first + expert] = uses.get(first + expert, 0) + 1
+
     def expect_all(self) -> None:
         """Every expert of every layer will be used: the lookahead of a prefill with many rows."""
         for layer in range(self.front, self.num_layers):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
+from moespeq.residency.base_rows import BaseRows, ResidentBases
 from moespeq.residency.counters import ResidencyCounters
 from moespeq.residency.eviction import EvictionPolicy, LruEviction, NextUseEviction
 from moespeq.residency.fetches import Fetches
@@ -48,21 +49,25 @@ class Residency:
         num_experts: int,
         num_bytes: Callable[[ExpertKey], int],
         options: ResidencyOptions,
+        bases: ResidentBases | None = None,
     ) -> None:
+        """`num_bytes` of a record counts the base in front of it, where `bases` says that there is one."""
         self._mover = mover
         self._clock = clock
         self._num_slots = num_slots
         self._num_layers = num_layers
         self._num_experts = num_experts
         records = range(num_layers * num_experts)
-        self._record_bytes = [num_bytes(ExpertKey(*divmod(record, num_experts))) for record in records]
+        record_bytes = [num_bytes(ExpertKey(*divmod(record, num_experts))) for record in records]
+        self._base_rows = BaseRows(record_bytes, bases, num_experts=num_experts)
         self._start(options)
 
     def _start(self, options: ResidencyOptions) -> None:
         self._options = options
-        self._cache = SlotCache(self._num_slots, self._record_bytes, num_experts=self._num_experts)
+        record_bytes = self._base_rows.fetch_bytes
+        self._cache = SlotCache(self._num_slots, record_bytes, num_experts=self._num_experts)
         self._lookahead = ExpertLookahead(self._num_layers, self._num_experts)
-        frequency = UseFrequency(len(self._record_bytes))
+        self._frequency = frequency = UseFrequency(len(record_bytes))
         self._policy: EvictionPolicy = (
             LruEviction(self._cache, self._lookahead)
             if options.eviction is Eviction.LRU
@@ -77,6 +82,7 @@ class Residency:
             self._fetches,
             self._mover,
             self._clock,
+            self._base_rows,
             take_in=self._take_in,
         )
         self._kind: PassKind | None = None
@@ -123,8 +129,7 @@ class Residency:
         assert self._kind is None, f"a {self._kind} pass is still open: end_pass or cancel it first"
         self._kind = kind
         self._at_begin = self.counters()
-        if kind is PassKind.PREFILL and self._options.prefetch:
-            self._lookahead.expect_all()
+        self._fetches.begin(is_prefill=kind is PassKind.PREFILL)
         self._scheduler.begin(is_draft=kind is PassKind.DRAFT_VERIFY, num_draft_steps=num_draft_steps)
         self.pump()
 
@@ -134,12 +139,34 @@ class Residency:
         if self._options.prefetch:
             self._scheduler.add(self._lookahead.add(routes))
 
+    def expect(self, layer: int, routes: Sequence[Sequence[int]]) -> None:
+        """The rows of a prefill will route to the experts `routes[row]` at `layer`. Ignored without prefetch."""
+        assert self._kind is PassKind.PREFILL, f"nothing is foreseen in a {self._kind} pass"
+        if self._options.prefetch:
+            self._lookahead.expect(layer, routes)
+            self._scheduler.reopen(layer)
+            self.pump()
+
+    def expect_all(self) -> None:
+        """A prefill will use every expert of every layer. Ignored without prefetch."""
+        assert self._kind is PassKind.PREFILL, f"nothing is foreseen in a {self._kind} pass"
+        if self._options.prefetch:
+            self._lookahead.expect_all()
+            self._scheduler.reopen(self._lookahead.front)
+            self.pump()
+
     def pump(self) -> None:
         """Take in what arrived and keep the link busy. Never blocks; cheap when there is nothing to do."""
         self._take_in(False)
         self._waves.demand()
         if self._kind is not None:
             self._fetches.speculate()
+
+    def approach(self, layer: int) -> None:
+        """`layer` is the next to `acquire`: do now what does not need its routes. Only that call may follow."""
+        assert self._kind is not None, "approach outside a pass"
+        self._waves.close()
+        self._waves.approach(layer)
 
     def acquire(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
         """Lease the distinct `experts` of `layer` in waves: what is resident at once, then the rest as it arrives.
@@ -159,13 +186,15 @@ class Residency:
     def end_pass(self, committed_tok: int) -> ResidencyCounters:
         """The pass is over and gave `committed_tok` tokens (1 for a prefill). Returns what happened in it.
 
-        Raises StorageError when a record that it computed with did not arrive.
+        Bases of experts that turned out hot come to the device. Raises StorageError when a record that the pass
+        computed with did not arrive.
         """
         assert self._kind is not None, "no pass is open"
         failure = self._waves.end_pass()
         self._close_pass(committed_tok)
         if failure is not None:
             raise StorageError(failure)
+        self._bytes_by_cause[Cause.BASE] += self._base_rows.learn(self._cache, self._frequency)
         return self.counters().since(self._at_begin)
 
     def cancel(self) -> None:
@@ -183,7 +212,9 @@ class Residency:
         """Assert that the state is consistent."""
         self._cache.check()
         self._waves.check()
-        assert sum(self._bytes_by_cause.values()) == self._cache.fetched_bytes, "bytes by cause do not add up"
+        self._base_rows.check(self._cache)
+        record_bytes = sum(self._bytes_by_cause.values()) - self._bytes_by_cause[Cause.BASE]
+        assert record_bytes == self._cache.fetched_bytes, "bytes by cause do not add up"
 
     def _close_pass(self, committed_tok: int) -> None:
         self._waves.close()

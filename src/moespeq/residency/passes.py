@@ -13,7 +13,7 @@ class PassKind(Enum):
     """What the target pass is for: it decides where the lookahead comes from.
 
     DRAFT_VERIFY: draft steps predict, then k + 1 rows are verified. PLAIN: one row (k = 0), nothing is
-    predicted or prefetched. PREFILL: many rows, every expert is expected and records stream in layer order.
+    predicted or prefetched. PREFILL: many rows; what is foreseen, some experts or all, streams in layer order.
     """
 
     DRAFT_VERIFY = "draft_verify"
@@ -44,11 +44,15 @@ class ResidencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Leases of one layer: the complete record of `experts[i]` lies in `slots[i]` until the wave is given back."""
+    """Leases of one layer: the complete record of `experts[i]` lies in `slots[i]` until the wave is given back.
+
+    base_rows[i]: where its base lies, a row of the bank, or -1: in its slot, in front of its residual.
+    """
 
     layer: int
     experts: Sequence[int]
     slots: Sequence[int]
+    base_rows: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.experts)

@@ -24,7 +24,7 @@ class SlotCache:
 
     For others to read only: `resident`, record -> slot, complete; `submitted`, record -> its fetch, queued or in
     flight, whose slot is the mover's; `pinned`, resident records under a lease; `unused`, resident records that no
-    pass has used yet; `record_bytes`, record -> the length of its record.
+    pass has used yet; `record_bytes`, record -> what a fetch of it carries now.
     """
 
     def __init__(self, num_slots: int, record_bytes: Sequence[int], *, num_experts: int) -> None:
@@ -38,13 +38,14 @@ class SlotCache:
         self.used_bytes = 0
         self.wasted_bytes = 0
         self.record_bytes = record_bytes
+        self._moved_bytes: dict[int, int] = {}  # resident record -> what its fetch carried
         self.num_experts = num_experts
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
     def unused_bytes(self) -> int:
         """Bytes that arrived, were never used, and are still resident."""
-        return sum(self.record_bytes[record] for record in self.unused)
+        return sum(self._moved_bytes[record] for record in self.unused)
 
     def holds(self, record: int) -> bool:
         """Whether the record is resident or on its way: what must not be fetched again."""
@@ -58,6 +59,11 @@ class SlotCache:
         """Where the record is, or will be when it has arrived."""
         slot = self.resident.get(record)
         return self.submitted[record].slot if slot is None else slot
+
+    def moved_bytes(self, record: int) -> int:
+        """What the fetch of a held record carried, or carries."""
+        moved = self._moved_bytes.get(record)
+        return self.submitted[record].num_bytes if moved is None else moved
 
     def has_free(self) -> bool:
         """Whether a record can come in without an eviction."""
@@ -75,6 +81,7 @@ class SlotCache:
         """The record arrived whole."""
         fetch = self._land(record)
         self.resident[record] = fetch.slot
+        self._moved_bytes[record] = fetch.num_bytes
         self.unused.add(record)
         self.fetched_bytes += fetch.num_bytes
 
@@ -87,9 +94,10 @@ class SlotCache:
         assert record in self.resident, f"record {record} is not resident"
         assert record not in self.pinned, f"record {record} is pinned"
         self._free.append(self.resident.pop(record))
+        moved = self._moved_bytes.pop(record)
         if record in self.unused:
             self.unused.remove(record)
-            self.wasted_bytes += self.record_bytes[record]
+            self.wasted_bytes += moved
 
     def pin(self, records: Collection[int]) -> None:
         """Lease resident records: they are used, and stay until unpinned. A record has one lease at a time."""
@@ -98,7 +106,7 @@ class SlotCache:
         self.pinned.update(records)
         for record in self.unused.intersection(records):
             self.unused.remove(record)
-            self.used_bytes += self.record_bytes[record]
+            self.used_bytes += self._moved_bytes[record]
 
     def unpin(self, records: Collection[int]) -> None:
         """Give their leases back."""

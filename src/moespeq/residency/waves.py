@@ -9,10 +9,11 @@ Leases pin records; an awaited record is pinned the moment it arrives, so no dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
+from moespeq.residency.base_rows import BaseRows
 from moespeq.residency.eviction import EvictionPolicy
 from moespeq.residency.fetches import Fetches
 from moespeq.residency.lookahead import ExpertLookahead
@@ -40,17 +41,20 @@ class LayerWaves:
         fetches: Fetches,
         mover: Mover,
         clock: Clock,
+        base_rows: BaseRows,
         *,
         take_in: Callable[[bool], None],
     ) -> None:
         self._cache, self._lookahead, self._policy, self._fetches = cache, lookahead, policy, fetches
-        self._mover, self._clock, self._take_in = mover, clock, take_in
+        self._mover, self._clock, self._base_rows, self._take_in = mover, clock, base_rows, take_in
         self._running: Generator[Wave, None, None] | None = None
         self._awaited: set[int] = set()  # asked and not yet here
         self._missing: list[int] = []  # awaited and not yet submitted, the next one last
         self._arrived: list[int] = []  # awaited until now, pinned for the next wave
         self._ahead: dict[int, float] = {}  # handed out and not yet here, since when
-        self._ahead_lease: int | None = None  # which of them the running wave holds
+        self._ahead_leases: list[int] = []  # which of them the running wave holds
+        self._approached: int | None = None  # a layer that is about to ask
+        self._lost: Collection[int] = ()  # records that lost their predicted use when it was approached
         self._failure: str | None = None  # of a record that is awaited
         self._loss: str | None = None  # of one that was handed out
         self.hits = self.late = self.misses = 0
@@ -77,13 +81,14 @@ class LayerWaves:
         """Wait for what was handed out ahead. Returns why it did not arrive, if it did not."""
         while self._ahead:
             self._take_in(True)
+        self._approached = None
         loss, self._loss = self._loss, None
         return loss
 
     def forget(self) -> None:
         """The pass is dropped: nobody asks any more what came of its records."""
         self._ahead.clear()
-        self._loss = None
+        self._approached = self._loss = None
 
     def land(self, record: int, completion: Completion) -> bool:
         """A record arrived; True when the layer asked for it."""
@@ -97,7 +102,7 @@ class LayerWaves:
         end_s = self._clock.now_s() if completion.ended_s is None else completion.ended_s
         self.stalls.add(self._ahead.pop(record), end_s)
         self._cache.pin((record,))
-        if record != self._ahead_lease:
+        if record not in self._ahead_leases:
             self._give_back([record])
         return True
 
@@ -121,20 +126,20 @@ class LayerWaves:
         held = self._ask(layer, records)
         try:
             self._raise_failure()
-            while held or self._awaited:
-                if held:
-                    self._demand(at_most=_DEMANDS_BEFORE_HITS)
-                    yield self._wave(layer, held)
+            self._demand(at_most=_DEMANDS_BEFORE_HITS)
+            if not held:
+                self._begin_ahead()
+            while held or self._ahead_leases or self._awaited:
+                if held or self._ahead_leases:
+                    yield self._wave(layer, [*held, *self._ahead_leases])
                     self._give_back(held)
+                    self._end_ahead()
                 else:
-                    self.demand()
-                    if (ahead := self._begin_ahead()) is not None:
-                        yield self._wave(layer, [ahead])
-                        self._end_ahead()
-                    else:
-                        self._wait()
-                held, self._arrived = self._arrived, []
+                    self._wait()
                 self._raise_failure()
+                self.demand()
+                held, self._arrived = self._arrived, []
+                self._begin_ahead()
         finally:
             self._awaited, self._missing = set(), []
             self._end_ahead()
@@ -142,11 +147,18 @@ class LayerWaves:
             self._give_back(self._arrived)
             self._failure = None
 
-    def _ask(self, layer: int, records: list[int]) -> list[int]:
-        """Count the records and note what is missing; returns the hits, pinned."""
+    def approach(self, layer: int) -> None:
+        """`layer` asks next: take back guesses up to it that have not begun. Until then nothing may be evicted."""
         self._take_in(False)
         self._fetches.take_back(num_layers=layer + 1)
-        lost = self._lookahead.retire(layer)
+        self._lost = self._lookahead.retire(layer)
+        self._approached = layer
+
+    def _ask(self, layer: int, records: list[int]) -> list[int]:
+        """Count the records and note what is missing; returns the hits, pinned."""
+        if self._approached != layer:
+            self.approach(layer)
+        self._approached = None
         resident, submitted = self._cache.resident, self._cache.submitted
         hits = [record for record in records if record in resident]
         if len(hits) < len(records):
@@ -159,7 +171,7 @@ class LayerWaves:
         self.late += len(self._awaited) - len(self._missing)
         self._policy.touch(records)
         self._cache.pin(hits)
-        self._policy.offer(lost)
+        self._policy.offer(self._lost)
         return hits
 
     def _demand(self, *, at_most: int) -> None:
@@ -170,23 +182,27 @@ class LayerWaves:
 
     def _wave(self, layer: int, held: Sequence[int]) -> Wave:
         first = layer * self._cache.num_experts
-        return Wave(layer, [record - first for record in held], [self._cache.slot_of(record) for record in held])
+        cache, row_of = self._cache, self._base_rows.row_of
+        return Wave(
+            layer,
+            [record - first for record in held],
+            [cache.slot_of(record) for record in held],
+            [row_of(record, cache.moved_bytes(record)) for record in held],
+        )
 
-    def _begin_ahead(self) -> int | None:
-        """An awaited record for whose copy the device waits by itself, leased; None when there is none."""
+    def _begin_ahead(self) -> None:
+        """Lease the awaited records for whose copies the device waits by itself."""
         for record, fetch in self._cache.submitted.items():
             if record in self._awaited and self._mover.wait_on_device(fetch):
                 self._awaited.remove(record)
                 self._ahead[record] = self._clock.now_s()
-                self._ahead_lease = record
-                return record
-        return None
+                self._ahead_leases.append(record)
 
     def _end_ahead(self) -> None:
-        """Its wave is over; a record that landed meanwhile was pinned."""
-        record, self._ahead_lease = self._ahead_lease, None
-        if record is not None and record in self._cache.pinned:
-            self._give_back([record])
+        """Their wave is over; those that landed meanwhile were pinned."""
+        landed = [record for record in self._ahead_leases if record in self._cache.pinned]
+        self._ahead_leases.clear()
+        self._give_back(landed)
 
     def _give_back(self, held: list[int]) -> None:
         """Unpin and empty `held`."""

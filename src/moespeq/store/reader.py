@@ -153,16 +153,21 @@ class DiskSource:
 
     def num_bytes(self, key: ExpertKey) -> int:
         """Exact length of the record of `key`."""
-        return self._front_bytes(key) + self._store.record_bytes(key)
+        return self.front_bytes(key) + self._store.record_bytes(key)
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
-        """Fill the first `num_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
-        front_bytes = self._front_bytes(key)
-        if front_bytes:
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
+        """Fill the front of `buffer` with the record, or with what follows its base.
+
+        Raises StorageError or StoreError.
+        """
+        base_bytes = self.front_bytes(key)
+        assert skip_bytes in (0, base_bytes), f"{key} has no part that begins at {skip_bytes}"
+        if skip_bytes < base_bytes:
             self._store.read_base_into(key, buffer, verify=self._verify)
-        self._store.read_record_into(key, buffer[front_bytes:], verify=self._verify)
+        self._store.read_record_into(key, buffer[base_bytes - skip_bytes :], verify=self._verify)
 
-    def _front_bytes(self, key: ExpertKey) -> int:
+    def front_bytes(self, key: ExpertKey) -> int:
+        """Length of the base in front of the record of `key`."""
         has_front = self._with_base and self._store.layout(key) is not Layout.PLAIN
         return self._store.base_bytes(key) if has_front else 0
 

@@ -173,9 +173,29 @@ class CudaMover:
             is_expected = isinstance(outcome, MoespeqError)
             self._done.post(Completion(job.fetch, 0.0, str(outcome)) if is_expected else outcome)
             return
-        job.record, job.ready_s = outcome[-job.fetch.num_bytes :], self._clock.now_s()
-        self._link.put(job.fetch.slot, job.fetch.cause)
-        self._advance()
+        job.record, job.ready_s = _tail(outcome, job.fetch.num_bytes), self._clock.now_s()
+        if not self._begin_at_once(job):
+            self._link.put(job.fetch.slot, job.fetch.cause)
+            self._advance()
+
+    def _begin_at_once(self, job: _Job) -> bool:
+        """Where nothing is queued and few are begun, a demand need not pass through the queue."""
+        if len(self._link) or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._may_begin:
+                return False
+            self._begin(self._jobs.pop(job.fetch.slot))
+        finally:
+            self._lock.release()
+        if self._has_news:
+            self._advance()  # for a thread that looked meanwhile and found the lock taken
+        return True
+
+    @property
+    def _may_begin(self) -> bool:
+        most = self._max_begun if self._times.bytes_per_s is None else 1
+        return len(self._begun) < most and not self._is_closed
 
     def _oldest(self) -> _Job | None:
         try:
@@ -205,8 +225,7 @@ class CudaMover:
             try:
                 self._has_news = False
                 self._end_copies()
-                most = self._max_begun if self._times.bytes_per_s is None else 1
-                while len(self._begun) < most and not self._is_closed and (slot := self._link.take_now()) is not None:
+                while self._may_begin and (slot := self._link.take_now()) is not None:
                     self._begin(self._jobs.pop(slot))
             finally:
                 self._lock.release()
@@ -263,3 +282,8 @@ class CudaMover:
     def _end(self, job: _Job, done: Completion | Exception) -> None:
         self._records.give_back(job.fetch.key)
         self._done.post(done)
+
+
+def _tail(record: Tensor, num_bytes: int) -> Tensor:
+    """The last `num_bytes` of a record: all of it, or what lies behind its base."""
+    return record if record.numel() == num_bytes else record[-num_bytes:]

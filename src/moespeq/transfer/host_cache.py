@@ -55,15 +55,24 @@ class HostCache:
         with self._load_ended:
             return HostCacheCounters(self._hits, self._disk_reads, self._disk_bytes, self._held_bytes)
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
-        """Fill `buffer` from host memory, or from the source; raises what the source raises."""
-        data = self._find_or_claim(key)
-        if data is not None:
-            buffer[: len(data)] = data
-            return
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
+        """Fill `buffer` from host memory, or from the source; raises what the source raises.
+
+        Whole records are kept, so one of which only a part is wanted is read whole.
+        """
+        data: bytes | memoryview | None = self._find_or_claim(key)
+        if data is None:
+            data = self._read(key, buffer if skip_bytes == 0 else memoryview(bytearray(self.num_bytes(key))))
+        if data is not buffer:
+            wanted = memoryview(data)[skip_bytes:]
+            buffer[: len(wanted)] = wanted
+
+    def _read(self, key: ExpertKey, buffer: memoryview) -> memoryview:
+        """Fill `buffer` from the source, and hold a copy if it earns its place."""
         try:
             self._source.read_into(key, buffer)
             self._keep(key, buffer)
+            return buffer
         finally:
             with self._load_ended:
                 self._loading.remove(key)

@@ -27,7 +27,7 @@ from moespeq.transfer.pinned_arena import PinnedArena
 from moespeq.transfer.pinning import HostPinning
 from moespeq.transfer.urgency_queue import UrgencyQueue
 from moespeq.transfer.verification import check_records, spread
-from moespeq.types import Cause, ExpertKey
+from moespeq.types import Cause, ExpertKey, HostFill
 
 __all__ = ["HostCounters", "HostRecords", "Outcome"]
 
@@ -76,6 +76,7 @@ class HostRecords:
         self._reading: set[ExpertKey] = set()
         self._waiting: dict[ExpertKey, Callable[[Outcome], None]] = {}
         self._failures: dict[ExpertKey, Exception] = {}
+        self._views: dict[ExpertKey, Tensor] = {}  # a slice takes torch longer than all else that a request does
         self._hits = self._disk_reads = self._disk_bytes = 0
         self._is_filling = self._is_closed = False
         self._threads = [
@@ -108,14 +109,11 @@ class HostRecords:
                     self._reads.put(key, _FILL)
 
     @property
-    def filled_bytes(self) -> int:
-        """Bytes of the records that are there."""
-        return self._places.held_bytes
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every record is there."""
-        return self.holds_all and self.filled_bytes == sum(self._num_bytes.values())
+    def fill(self) -> HostFill:
+        """How much of the records is there, where all of them will be."""
+        if not self.holds_all:
+            return HostFill()
+        return HostFill(self._places.held_bytes, sum(self._num_bytes.values()))
 
     def wait_full(self) -> None:
         """Block until the fill ended. Raises what its first failure was, StorageError or StoreError."""
@@ -197,13 +195,19 @@ class HostRecords:
             self._changed.notify_all()
         self._reads.clear()
         self._reads.close()
+        self._views.clear()
         self._arena.stop_pinning()
         for thread in self._threads:
             thread.join()
         self._arena.close()
 
     def _record(self, key: ExpertKey, offset: int) -> Tensor:
-        return self._bytes[offset : offset + self._num_bytes[key]]
+        record = self._views.get(key)
+        if record is None:
+            record = self._bytes[offset : offset + self._num_bytes[key]]
+            if self.holds_all:
+                self._views[key] = record
+        return record
 
     def _read(self) -> None:
         while (key := self._reads.take()) is not None:

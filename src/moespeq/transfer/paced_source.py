@@ -43,13 +43,13 @@ class PacedSource:
     def num_bytes(self, key: ExpertKey) -> int:
         return self._source.num_bytes(key)
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
         bytes_per_s = self._bytes_per_s
         if bytes_per_s is None:
-            self._source.read_into(key, buffer)
+            self._source.read_into(key, buffer, skip_bytes=skip_bytes)
             return
-        end_s = self._reserve(self._source.num_bytes(key) / bytes_per_s)
-        self._source.read_into(key, buffer)
+        end_s = self._reserve((self._source.num_bytes(key) - skip_bytes) / bytes_per_s)
+        self._source.read_into(key, buffer, skip_bytes=skip_bytes)
         remaining_s = end_s - self._clock.now_s()
         if remaining_s > 0:
             self._sleep(remaining_s)

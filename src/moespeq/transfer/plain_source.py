@@ -56,8 +56,13 @@ class PlainSource:
     def num_bytes(self, key: ExpertKey) -> int:
         return self._record_bytes
 
-    def read_into(self, key: ExpertKey, buffer: memoryview) -> None:
+    def front_bytes(self, key: ExpertKey) -> int:
+        """Length of the base in front of a record: plain records need none."""
+        return 0
+
+    def read_into(self, key: ExpertKey, buffer: memoryview, *, skip_bytes: int = 0) -> None:
         """Fill the first `num_bytes(key)` bytes of `buffer`; both records of the store are checked."""
+        assert skip_bytes == 0, "a plain record has no base in front"
         base, record = _pages(self._store.base_bytes(key)), _pages(self._store.record_bytes(key))
         self._store.read_base_into(key, base.numpy().data, verify=True)
         self._store.read_record_into(key, record.numpy().data, verify=True)

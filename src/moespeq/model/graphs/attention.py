@@ -10,9 +10,13 @@ A few rows (a round) of grouped heads are laid side by side, [Akv, g * T], so th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import Cache
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "attend_one_row",
     "attend_plain",
     "attend_side_by_side",
+    "attention_of_any_shape",
     "fits_one_row",
     "fits_side_by_side",
 ]
@@ -86,6 +91,13 @@ class KVStorage:
 
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape[0], like.shape[1], self.length_tok, like.shape[3])
+
+
+@contextmanager
+def attention_of_any_shape() -> Iterator[None]:
+    """Leave cuDNN out, which plans for tens of milliseconds whenever a number of rows or a length is new to it."""
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 def fits_one_row(query: Tensor, value: Tensor) -> bool:

@@ -68,6 +68,7 @@ class _FewPairs:
         self._table = ChunkTable(experts.num_experts, max_rows * top_k, device, num_waves=_NUM_BUFFERS)
 
     def __call__(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+        self._residency.approach(layer)  # while the device still computes the routes
         pairs, table = RoutedPairs(routes.cpu().numpy()), self._table
         products = hidden.new_empty(routes.numel(), hidden.shape[1])  # [T * K, H]
         inner = hidden.new_empty(routes.numel(), self._experts.geometry.intermediate)  # [T * K, I]
@@ -77,7 +78,7 @@ class _FewPairs:
             buffer = number % _NUM_BUFFERS
             if buffer in behind:
                 behind[buffer].synchronize()
-            table.fill(buffer, pairs, wave.experts, wave.slots, self._experts.bank_rows(layer, wave.experts))
+            table.fill(buffer, pairs, wave.experts, wave.slots, wave.base_rows)
             self._launch(layer, hidden, products, inner, routes.shape[1])
             behind[buffer] = self._release(wave.slots)
             self._residency.pump()

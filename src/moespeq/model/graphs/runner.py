@@ -10,12 +10,13 @@ from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
 from moespeq.errors import UsageError
-from moespeq.model.graphs.attention import KVStorage
+from moespeq.model.graphs.attention import KVStorage, attention_of_any_shape
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import compile_layers, eager_layers
 from moespeq.model.graphs.draft_graph import DraftGraphs
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.prefill_experts import PrefillExperts
+from moespeq.model.graphs.prompt_draft import PromptDraft
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
@@ -69,6 +70,9 @@ class GraphRunner:
         self._draft = draft and DraftGraphs(
             fixed, pool, draft, num_layers=num_layers, top_k=top_k, max_steps=rows, device=self.device
         )
+        self._prompt_draft = draft and PromptDraft(
+            self._eager, draft, num_layers=num_layers, top_k=top_k, device=self.device
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -98,12 +102,21 @@ class GraphRunner:
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
 
+    @property
+    def foresees(self) -> bool:
+        return self._prompt_draft is not None
+
+    def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
+        self._check_stream()
+        if self._prompt_draft:
+            self._prompt_draft.run(tokens, start, self.buckets.above(start + len(tokens) - 1), on_layer)
+
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
         self._check_stream()
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
-        with eager_layers():
+        with eager_layers(), attention_of_any_shape():
             return self._eager(ids, places, places, bucket, self._prefill.of(len(tokens)), num_logits=num_logits)
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:

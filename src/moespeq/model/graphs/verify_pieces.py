@@ -31,6 +31,10 @@ __all__ = ["LayerProducts", "VerifyPieces"]
 class LayerProducts(Protocol):
     """Computes a layer's routed products between two pieces."""
 
+    def approach(self, layer: int) -> None:
+        """`compute` of `layer` comes next, as soon as its routes are known."""
+        ...
+
     def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
         """Launch products [R * K, H] of the live rows' `routes`, int64 [live, K] on the host; hidden [R, H]."""
         ...
@@ -87,6 +91,7 @@ class VerifyPieces:
         for layer, graph in enumerate(before_experts):
             graph.replay()
             self._routes_known.record(self._stream)
+            self._layers.approach(layer)
             self._routes_known.synchronize()
             self._layers.compute(layer, live_routes, self._hidden, self._products)
         last.replay()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify import verify_experts
-from moespeq.kernels.verify_table import BASE_IN_SLOT, RoutedPairs, VerifyTable
+from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.runner import OnLayer
 from moespeq.nested import Layout
@@ -33,7 +33,7 @@ _NUM_TABLES = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceExperts:
-    """The experts as the kernels see them: slots uint8 [S, stride], bank uint8 [L * E, base bytes] or None."""
+    """The experts as the kernels see them: slots uint8 [S, stride], bank uint8 [rows, base bytes] or None."""
 
     slots: Tensor
     bank: Tensor | None
@@ -41,13 +41,6 @@ class DeviceExperts:
     layouts: Sequence[Layout]
     num_experts: int
     activation: str
-
-    def bank_rows(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
-        """Where the kernels find each expert's base: in the bank, before its record, or nowhere (plain records)."""
-        if self.bank is not None:
-            first = layer * self.num_experts
-            return [first + expert for expert in experts]
-        return [0 if self.layouts[layer] is Layout.PLAIN else BASE_IN_SLOT] * len(experts)
 
     @property
     def bank_or_slots(self) -> Tensor:
@@ -91,18 +84,21 @@ class WaveProducts:
         ]
         self.on_layer: OnLayer | None = None
 
+    def approach(self, layer: int) -> None:
+        self._residency.approach(layer)
+
     def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
         live = routes.numpy()
-        if self.on_layer is not None:
-            self.on_layer(layer, live.tolist())
         pairs, stations = RoutedPairs(live), itertools.cycle(self._stations)
         for station, wave in zip(stations, self._residency.acquire(layer, pairs.experts.tolist()), strict=False):
             if station.behind is not None:
                 station.behind.synchronize()
-            station.table.fill(pairs, wave.experts, wave.slots, self._experts.bank_rows(layer, wave.experts))
+            station.table.fill(pairs, wave.experts, wave.slots, wave.base_rows)
             self._graph(station, self._experts.layouts[layer], hidden, products).replay()
             station.behind = self._release(wave.slots)
             self._residency.pump()
+        if self.on_layer is not None:
+            self.on_layer(layer, live.tolist())  # while the device is busy with all of it
         for station in self._stations:
             station.behind = None  # the next layer's routes are known only after all of this has run
 
