@@ -19,7 +19,7 @@ from moespeq.kernels.escapes import restore_pairs, start_escapes
 from moespeq.kernels.fixed_units import decode_fixed_units, start_fixed_units
 from moespeq.kernels.geometry import MatrixGeometry
 from moespeq.kernels.sections import tile_start
-from moespeq.kernels.units import join_words
+from moespeq.kernels.units import join_words, load_bf16_pairs
 from moespeq.nested import BaseFormat, Layout
 
 __all__ = ["Loader", "load_block", "start_rows"]
@@ -39,7 +39,7 @@ class Loader:
     def choose(cls, m: MatrixGeometry, layout: Layout) -> Loader:
         """The fastest loader that reads this matrix."""
         if layout is Layout.PLAIN:
-            return cls("plain", num_stages=4)
+            return cls("plain units", max_registers=168) if m.is_regular else cls("plain")
         if layout is Layout.FIXED and m.is_regular:
             return cls("fixed units", max_registers=168)
         if m.is_regular:
@@ -56,6 +56,11 @@ def start_rows(base, sections, rows, m: tl.constexpr, layout: tl.constexpr, load
     """State before the first block."""
     if loader == "plain":
         state = ()
+    elif loader == "plain units":
+        state = (
+            load_bf16_pairs(sections[1], rows[None, :], 0, m),
+            load_bf16_pairs(sections[1], rows[None, :], 128, m),
+        )
     elif loader == "elements":
         state = _start_tile(base, sections, rows, 0, m, layout)
     else:
@@ -82,6 +87,9 @@ def load_block(  # type: ignore[no-untyped-def]
     """(weights bf16 [BN, BK], state after the block); zeros past the row's end."""
     if loader == "plain":
         weights = _load_plain(sections[1], rows, first_col, m)
+    elif loader == "plain units":
+        weights = join_words(state[0])
+        state = (state[1], load_bf16_pairs(sections[1], rows[None, :], first_col + 256, m))
     elif loader == "elements":
         if (first_col % 1024 == 0) & (first_col > 0):
             state = _start_tile(base, sections, rows, first_col // 1024, m, layout)
