@@ -14,7 +14,7 @@ mpl.rcParams["font.size"] = 9
 from matplotlib.axes import Axes  # noqa: E402 - the backend is chosen before
 from matplotlib.figure import Figure  # noqa: E402
 
-from tables import label_of  # noqa: E402
+from tables import label_of, title_of  # noqa: E402
 
 Result = Mapping[str, Any]
 _MEASURED, _FLOOR = "#4477aa", "#222222"
@@ -23,9 +23,9 @@ _MEASURED, _FLOOR = "#4477aa", "#222222"
 def draw(result: Result, folder: Path) -> list[Path]:
     """Write the figures of `result`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [_save(_tpot_figure(result), folder / f"{result['shape']}-tpot.svg")]
+    paths = [_save(_tpot_figure(result), folder / f"{title_of(result)}-tpot.svg")]
     if result.get("ttft_summary"):
-        paths.append(_save(_ttft_figure(result), folder / f"{result['shape']}-ttft.svg"))
+        paths.append(_save(_ttft_figure(result), folder / f"{title_of(result)}-ttft.svg"))
     return paths
 
 
@@ -38,7 +38,7 @@ def _tpot_figure(result: Result) -> Figure:
     axes = drawing.subplots(1, len(links), squeeze=False, sharey=True)[0]
     for panel, (link, entries) in zip(axes, groups.items(), strict=True):
         _draw_tpot(panel, entries)
-        panel.set_title(f"{result['shape']}, link {link}, {result['device']['name']}")
+        panel.set_title(f"{title_of(result)}, link {link}, {result['device']['name']}")
     return drawing
 
 

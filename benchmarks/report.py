@@ -18,7 +18,7 @@ from moespeq.errors import UsageError
 from result_file import RESULTS, read_result
 from rows import BASELINE
 from shapes import SHAPES
-from tables import figure, label_of, percent, ratio_lines, runs_table, table, ttft_table
+from tables import figure, label_of, percent, ratio_lines, runs_table, table, title_of, ttft_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT, FIGURES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "figures"
@@ -44,7 +44,7 @@ with prompt n of another. A time says nothing without the device's name beside i
 | link util. in stalls | time the link moved bytes inside stalls / stall time |
 | link utilisation | time at least one copy to the device ran / wall time, under a profiler |
 | device busy share | time at least one kernel ran / wall time, under a profiler |
-| TTFT floor | records a prefill fetches x record bytes / link bandwidth |
+| TTFT floor | bytes of the records that the prefill used and had to fetch / link bandwidth |
 | peak device memory | the most the driver reports for the process, its context included |
 
 Pacing ("25GB") spreads the same copies over time as a slower card's link would; the machine is otherwise the same.
@@ -65,7 +65,7 @@ def read_results(folder: Path) -> list[Result]:
     """Every result, published shapes first and in their order. Raises UsageError for one of another schema."""
     known = list(SHAPES)
     found = [read_result(path) for path in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda result: _order(known, result["shape"]))
+    return sorted(found, key=lambda result: (*_order(known, result["shape"]), -result["budget_bytes"]))
 
 
 def _order(known: Sequence[str], shape: str) -> tuple[int, str]:
@@ -81,12 +81,12 @@ def _overview(results: Sequence[Result]) -> str:
         entries = {(entry["row"], entry["link"]): entry for entry in result["summary"]}
         for link in result["floor"]["link_bytes_per_s"]:
             cells = [figure(entries.get((row, link), {}).get("speedup"), 2, "x") for row in _ABLATION]
-            rows.append((f"[{result['shape']}](#{_anchor(result['shape'])})", link, *cells))
+            rows.append((f"[{title_of(result)}](#{_anchor(title_of(result))})", link, *cells))
     return "\n".join(["## Speedup over on-demand offloading", "", *table(header, rows), ""])
 
 
 def _section(result: Result) -> str:
-    lines = [f"## {result['shape']}", "", *_facts(result), ""]
+    lines = [f"## {title_of(result)}", "", *_facts(result), ""]
     lines += [_figure(result, "tpot", "Time per token and its floor"), ""]
     lines += runs_table(result)
     lines += [*ratio_lines(result), ""]
@@ -227,7 +227,7 @@ def _memory(result: Result) -> list[str]:
 
 
 def _figure(result: Result, kind: str, caption: str) -> str:
-    return f"![{caption}](figures/{result['shape']}-{kind}.svg)"
+    return f"![{caption}](figures/{title_of(result)}-{kind}.svg)"
 
 
 def _anchor(heading: str) -> str:
@@ -250,7 +250,7 @@ def main() -> None:
     for result in results:
         draw(result, FIGURES)
     DOCUMENT.write_text(text)
-    print(f"{DOCUMENT}: {len(results)} shapes")
+    print(f"{DOCUMENT}: {len(results)} results")
 
 
 if __name__ == "__main__":

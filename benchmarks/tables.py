@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rows import ROWS
+from shapes import GIB, SHAPES
 
 Result = Mapping[str, Any]
 
@@ -23,6 +24,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
     rule = "|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:]), ""])
     return [line(header), rule, *map(line, rows)]
+
+
+def title_of(result: Result) -> str:
+    """The shape, and the device memory where it is not what the shape is measured in."""
+    shape, budget_bytes = result["shape"], result["budget_bytes"]
+    if shape not in SHAPES or SHAPES[shape].budget_bytes == budget_bytes:
+        return str(shape)
+    return f"{shape}-{budget_bytes / GIB:g}-gib"
 
 
 def floor_lines(result: Result) -> list[str]:

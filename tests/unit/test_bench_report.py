@@ -10,6 +10,7 @@ import pytest
 from benchmark_results import make_result
 from report import DOCUMENT, RESULTS, document, read_results
 from rows import ROWS
+from shapes import GIB
 
 
 def test_the_document_is_what_the_committed_results_give() -> None:
@@ -62,3 +63,11 @@ def test_rows_of_other_tokens_never_stand_as_equal() -> None:
     text = document([result])
     assert f"{ROWS[first].label} = {ROWS[second].label}" not in text
     assert "the groups differ on 1: [1]" in text
+
+
+def test_a_shape_in_other_memory_is_a_section_of_its_own() -> None:
+    usual, small = make_result(), {**make_result(), "budget_bytes": 6 * GIB}
+    text = document([usual, small])
+    assert "## qwen1.5-moe\n" in text
+    assert "## qwen1.5-moe-6-gib\n" in text
+    assert "(figures/qwen1.5-moe-6-gib-tpot.svg)" in text

@@ -17,7 +17,7 @@ from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, RoutedPairs
 
 __all__ = ["GROUP_PAIRS", "ChunkTable"]
 
-GROUP_PAIRS = 48  # three row tiles share a decoded block
+GROUP_PAIRS = 48  # six row tiles share a decoded block
 
 
 class ChunkTable:
