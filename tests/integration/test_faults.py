@@ -218,12 +218,15 @@ def test_memory_that_runs_out_while_loading_is_given_back_even_while_the_error_i
         pytest.fail("it loaded")
 
 
-def test_a_gpu_that_is_full_while_loading_is_a_sentence(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, *DRIVER_WORDS], ids=["torch", "triton", "cublas", "driver"])
+def test_a_gpu_that_is_full_while_loading_is_a_sentence(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     pytest.importorskip("triton")
     from moespeq.decode import tier_cuda
 
     def full(*args: Any, **named: Any) -> None:
-        raise OUT_OF_MEMORY
+        raise error
 
     monkeypatch.setattr(tier_cuda, "require_gpu", full)
     monkeypatch.setattr(assembly, "require_gpu", partial(require_gpu, FakeDriver()))

@@ -12,7 +12,7 @@ import torch
 
 from moespeq.errors import BudgetError
 
-__all__ = ["cleaned_up", "give_memory_back"]
+__all__ = ["cleaned_up", "give_memory_back", "is_out_of_memory"]
 
 
 class _Loop(Protocol):
@@ -32,7 +32,7 @@ def cleaned_up(loop: _Loop) -> Iterator[None]:
         raise  # closed between two rounds: no pass was cut
     except BaseException as error:
         loop.forget()
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise BudgetError(
             "The device ran out of memory in the middle of an answer, perhaps to another process; free some and "
@@ -42,7 +42,7 @@ def cleaned_up(loop: _Loop) -> Iterator[None]:
         loop.abandon()
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """torch says so by type; the driver, Triton and cuBLAS, which take memory of their own, in words."""
     words = str(error)
     return isinstance(error, torch.OutOfMemoryError) or (

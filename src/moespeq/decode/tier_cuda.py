@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.decode.base_bank import lend_base, load_bank, resident_bases
+from moespeq.decode.failures import is_out_of_memory
 from moespeq.decode.tier import Tier, dense_tensors, residency_for
 from moespeq.errors import BudgetError
 from moespeq.hardware.gpu import require_gpu
@@ -60,7 +61,9 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
     """Load everything onto the GPU. Raises UsageError, BudgetError, StorageError or StoreError."""
     try:
         return _load(store, options, plan, clock)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise BudgetError(
             f"The GPU ran out of memory while loading {format_bytes(plan.total_bytes)}, perhaps to another process; "
             f"free some, or load with a smaller --device-memory."
