@@ -88,9 +88,13 @@ class WaveProducts:
         self._residency.approach(layer)
 
     def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
-        live = routes.numpy()
-        pairs, stations = RoutedPairs(live), itertools.cycle(self._stations)
-        for station, wave in zip(stations, self._residency.acquire(layer, pairs.experts.tolist()), strict=False):
+        rows: list[list[int]] = routes.tolist()
+        experts = sorted(set(itertools.chain.from_iterable(rows)))
+        pairs: RoutedPairs | None = None
+        for station, wave in zip(
+            itertools.cycle(self._stations), self._residency.acquire(layer, experts), strict=False
+        ):
+            pairs = pairs or RoutedPairs(routes.numpy())  # not before the first missing records are on their way
             if station.behind is not None:
                 station.behind.synchronize()
             station.table.fill(pairs, wave.experts, wave.slots, wave.base_rows)
@@ -98,7 +102,7 @@ class WaveProducts:
             station.behind = self._release(wave.slots)
             self._residency.pump()
         if self.on_layer is not None:
-            self.on_layer(layer, live.tolist())  # while the device is busy with all of it
+            self.on_layer(layer, rows)  # while the device is busy with all of it
         for station in self._stations:
             station.behind = None  # the next layer's routes are known only after all of this has run
 
