@@ -185,6 +185,7 @@ def test_a_command_line_that_makes_no_sense(refused: Refused, arguments: tuple[s
         ("--k", "17", "load with rows=33"),
         ("--rows", "18", "rows must be one of 1, 17, 33, 65, got 18"),
         ("--device-memory", "lots", "'lots' is not a size"),
+        ("--base-memory", "some", "'some' is not a size"),
         ("--host-memory", "1 apple", "'1 apple' is not a size"),
         ("--host-memory", "1000TiB", "The host cache of 1000.00 TiB is larger than"),
         ("--device-memory", "9" * 400, "A size must be below 8 EiB"),

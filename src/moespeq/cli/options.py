@@ -47,6 +47,10 @@ DeviceMemory = Annotated[
     str | None,
     typer.Option("--device-memory", metavar="SIZE", help="Memory of the device, such as 12GiB; by default auto."),
 ]
+BaseMemory = Annotated[
+    str | None,
+    typer.Option("--base-memory", metavar="SIZE", help="Part of it for the INT4 base; by default auto."),
+]
 HostMemory = Annotated[
     str | None,
     typer.Option("--host-memory", metavar="SIZE", help="Host memory for records; by default auto."),
