@@ -72,6 +72,7 @@ def parse(parser: Parser, arguments: Sequence[str] | None) -> Call:
         new_tok=args.new_tokens,
         ttft_tok=args.ttft,
         identity=args.identity,
+        identity_budget_bytes=args.identity_budget,
         accelerate_tok=args.accelerate_tokens,
         context_tok=args.context,
         max_open=args.open_engines,
@@ -111,6 +112,7 @@ def build_parser(description: str | None) -> Parser:
     add("--new-tokens", type=a_count, default=256)
     add("--ttft", type=_lengths, default=[64, 512, 3840], help="prompt lengths in tokens")
     add("--identity", type=_identity, default=(100, 128), help="prompts x new tokens, such as 100x128")
+    add("--identity-budget", type=_size, help="device memory of that phase, where more of it saves time")
     add("--accelerate-tokens", type=a_count, default=8)
     add("--open-engines", type=a_count, default=1, help="engines held at once; more rows interleave")
     add("--max-seconds", type=float, default=3600.0, help="begin no run after this time")

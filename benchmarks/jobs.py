@@ -36,16 +36,20 @@ class Job:
         return None if self.link == AS_IS else parse_bytes(self.link)
 
 
-def run_all(session: Session, name: str, jobs: Sequence[Job]) -> None:
+def run_all(session: Session, name: str, jobs: Sequence[Job], **changed: Any) -> None:
     """Run jobs in their order where all their engines fit beside each other, else engine by engine; save each run.
 
-    Runs of an earlier call stay, except those that are run again.
+    Runs of an earlier call stay, except those that are run again. changed: load options that this phase's engines have
+    in place of the session's; they are noted in the result, and such engines are not.
     """
+    session.result.setdefault("changed_options", {}).pop(name, None)
+    if changed:
+        session.result["changed_options"][name] = changed
     replaced = {(job.row.name, job.link, job.prompt, len(job.tokens)) for job in jobs}
     runs = [run for run in session.result.get(name, []) if _identity(run) not in replaced]
     num_kept = len(runs)
     session.result[name] = runs
-    with open_pool(session) as pool:
+    with open_pool(session, longest_tok=max(len(job.tokens) for job in jobs), **changed) as pool:
         keys = [pool.key(job.row, job.link_bytes_per_s) for job in jobs]
         is_interleaved = len(set(keys)) <= session.options.max_open
         if is_interleaved:
@@ -89,16 +93,17 @@ def _in_short(run: Run) -> str:
     return f"TTFT {run.ttft_s:.3f} s, {max(1, run.new_tok - 1) / max(run.decode_s, 1e-9):.1f} tok/s"
 
 
-def open_pool(session: Session) -> EnginePool:
-    """An empty pool for the session's store; engines are warmed up, and noted in the result."""
+def open_pool(session: Session, *, longest_tok: int = 0, **changed: Any) -> EnginePool:
+    """An empty pool for the session's store; engines are warmed up, for prompts of up to `longest_tok`, and noted."""
     options = session.options
     common: dict[str, Any] = {"device": options.device, "device_memory": options.budget_bytes}
     if options.context_tok is not None:
         common["ctx_size"] = options.context_tok
+    common |= changed
     prompts = prompts_of(session)
     warm = [prompts.question(0)]
-    if options.device == "cuda":  # a CPU compiles nothing, and would take minutes for the longest prompt
-        warm.insert(0, prompts.long(max(options.ttft_tok)))
+    if options.device == "cuda" and longest_tok:  # a CPU compiles nothing, and would take minutes for a long prompt
+        warm.insert(0, prompts.long(longest_tok))
 
     def warm_up(engine: Engine) -> None:
         for tokens in warm:
@@ -108,7 +113,8 @@ def open_pool(session: Session) -> EnginePool:
         plan = opened.engine.plan
         reason = plan.reasons.get("host_memory", "as asked for")
         print(f"  opened {name} in {opened.load_s:.1f} s: {plan.num_slots} slots, host memory {reason}", flush=True)
-        session.result.setdefault("engines", {})[name] = opened.to_json()
+        if not changed:
+            session.result.setdefault("engines", {})[name] = opened.to_json()
 
     return EnginePool(
         options.store,

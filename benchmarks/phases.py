@@ -79,7 +79,7 @@ def rows(session: Session) -> None:
 
 
 def ttft(session: Session) -> None:
-    """Time to first token by prompt length, a few prompts each, on the unpaced link."""
+    """Time to first token by prompt length, a few prompts each, on the unpaced link; the context holds the longest."""
     options, prompts = session.options, prompts_of(session)
     jobs = [
         Job(ROWS[name], AS_IS, number, number, prompts.long(num_tok, 16 * number), 1)
@@ -87,7 +87,9 @@ def ttft(session: Session) -> None:
         for num_tok in options.ttft_tok
         for number in range(_TTFT_PROMPTS)
     ]
-    run_all(session, "ttft", jobs)
+    longest_tok = max(options.ttft_tok) + 1
+    is_long = options.context_tok is not None and longest_tok > options.context_tok
+    run_all(session, "ttft", jobs, **({"ctx_size": longest_tok} if is_long else {}))
 
 
 def identity(session: Session) -> None:
@@ -99,7 +101,8 @@ def identity(session: Session) -> None:
         for number in range(num_prompts)
         for name in IDENTICAL_ROWS
     ]
-    run_all(session, "identity", jobs)
+    budget_bytes = session.options.identity_budget_bytes
+    run_all(session, "identity", jobs, **({} if budget_bytes is None else {"device_memory": budget_bytes}))
     for run in session.result["identity"]:
         run["rounds"] = {}  # thousands of them, and only the tokens matter here
 

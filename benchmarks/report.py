@@ -93,9 +93,17 @@ def _section(result: Result) -> str:
     lines += _paper_table(result)
     if "ttft_summary" in result:
         lines += ["### Time to first token", "", _figure(result, "ttft", "Time to first token and its floor"), ""]
-        lines += ttft_table(result)
+        lines += [*ttft_table(result), *_changed(result, "ttft")]
     lines += _accelerate(result) + _checks(result) + _link(result) + _memory(result)
     return "\n".join(lines)
+
+
+def _changed(result: Result, phase: str) -> list[str]:
+    """Load options in which a phase's engines differed from those of the rows."""
+    options = result.get("changed_options", {}).get(phase, {})
+    return [f"Engines loaded with {', '.join(f'`{name}={value}`' for name, value in options.items())}.", ""] * bool(
+        options
+    )
 
 
 def _facts(result: Result) -> list[str]:

@@ -46,6 +46,7 @@ class Options:
     new_tok: int
     ttft_tok: Sequence[int]
     identity: tuple[int, int]
+    identity_budget_bytes: int | None
     accelerate_tok: int
     context_tok: int | None
     max_open: int

@@ -57,6 +57,15 @@ def run(tmp_path: Path) -> Script:
     return call
 
 
+def test_a_phase_may_load_its_engines_otherwise_and_says_so(run: Script) -> None:
+    sizes = ["--context", "64", "--budget", "64MB", "--ttft", "80", "--identity", "1x4", "--identity-budget", "80MB"]
+    result = run("--phases", "build,link,rows,ttft,identity", *sizes, "--rows", "nested", "--repetitions", "1")
+    assert result["changed_options"] == {"ttft": {"ctx_size": 81}, "identity": {"device_memory": 80_000_000}}
+    assert [measured["prompt_tok"] for measured in result["ttft"] if measured["error"] is None] == [80] * 3
+    assert result["engines"]["nested"]["plan"]["context_tok"] == 64
+    assert result["identity_check"] == {"rows": ["nested", "nested_k0"], "prompts": 1, "different_prompts": []}
+
+
 def test_the_script_measures_rows_ttft_and_identity(run: Script) -> None:
     rows = ["--budget", "64MB", "--rows", "nested,nested_k0", "--open-engines", "2", "--repetitions", "2"]
     result = run("--phases", "build,link,rows,ttft", *rows, "--ttft", "20")
