@@ -101,9 +101,8 @@ def _section(result: Result) -> str:
 def _changed(result: Result, phase: str) -> list[str]:
     """Load options in which a phase's engines differed from those of the rows."""
     options = result.get("changed_options", {}).get(phase, {})
-    return [f"Engines loaded with {', '.join(f'`{name}={value}`' for name, value in options.items())}.", ""] * bool(
-        options
-    )
+    said = ", ".join(f"`{name}={value}`" for name, value in options.items())
+    return [f"Engines were loaded with {said}.", ""] if said else []
 
 
 def _facts(result: Result) -> list[str]:
@@ -182,6 +181,7 @@ def _checks(result: Result) -> list[str]:
             lines += [f"- {' = '.join(map(label_of, group))}" for group in groups]
             verdict = f"the groups differ on {len(differ)}: {differ}" if differ else "identical"
             lines.append(f"- {check['prompts']} prompts were compared: {verdict}")
+            lines += _changed(result, "identity") if name == "identity_check" else []
     return [*lines, ""] if len(lines) > 2 else []
 
 
