@@ -33,12 +33,14 @@ def _tpot_figure(result: Result) -> Figure:
     """A bar a row with its quartiles, and a line where its floor is; one panel a link."""
     links = list(result["floor"]["link_bytes_per_s"])
     groups = {link: [entry for entry in result["summary"] if entry["link"] == link and entry["runs"]] for link in links}
-    height = 0.8 + 0.32 * max(1, *map(len, groups.values()))
+    height = 1.3 + 0.32 * max(1, *map(len, groups.values()))
     drawing = Figure(figsize=(5.2 * len(links), height), layout="constrained")
     axes = drawing.subplots(1, len(links), squeeze=False, sharey=True)[0]
     for panel, (link, entries) in zip(axes, groups.items(), strict=True):
         _draw_tpot(panel, entries)
-        panel.set_title(f"{title_of(result)}, link {link}, {result['device']['name']}")
+        panel.set_title(f"{title_of(result)}, link {link},\n{result['device']['name']}")
+    axes[0].invert_yaxis()  # of all panels, which share it: the first row on top
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     return drawing
 
 
@@ -52,9 +54,7 @@ def _draw_tpot(panel: Axes, entries: list[Mapping[str, Any]]) -> None:
     floors_ms = [1e3 * entry["floor_tpot_s"] for entry in entries]
     panel.scatter(floors_ms, places, marker="|", s=160, color=_FLOOR, zorder=3, label="floor")
     panel.set_yticks(places, [label_of(entry["row"]) for entry in entries])
-    panel.invert_yaxis()
     panel.set_xlabel("ms a token")
-    panel.legend()
 
 
 def _ttft_figure(result: Result) -> Figure:

@@ -47,8 +47,8 @@ def floor_lines(result: Result) -> list[str]:
 def runs_table(result: Result) -> list[str]:
     """TPOT of every row and link with its floor, and how it compares with the baseline."""
     header = (
-        "row", "link", "tok/s", "TPOT ms (IQR)", "floor ms", "x floor", "speedup", "GB/token", "committed", "accepted",
-        "draft ms", "verify ms", "stalled", "link util. in stalls",
+        "row", "link", "prompts", "tok/s", "TPOT ms (IQR)", "floor ms", "x floor", "speedup", "GB/token", "committed",
+        "accepted", "draft ms", "verify ms", "stalled", "link util. in stalls",
     )  # fmt: skip
     failures = [
         f"Failed: {label_of(entry['row'])}, {entry['link']}: {error}"
@@ -98,11 +98,12 @@ def percent(value: float | None) -> str:
 
 def _run_cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if not entry["runs"]:
-        return (label_of(entry["row"]), entry["link"], "failed", *("-",) * 11)
+        return (label_of(entry["row"]), entry["link"], "0", "failed", *("-",) * 11)
     tpot = entry["tpot_s"]
     return (
         label_of(entry["row"]),
         entry["link"],
+        str(entry["runs"]),
         figure(entry["tok_per_s"], 1),
         f"{_ms(tpot['median'])} ({_ms(tpot['q3'] - tpot['q1'])})",
         _ms(entry["floor_tpot_s"]),

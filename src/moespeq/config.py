@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from moespeq.errors import UsageError
 
-__all__ = ["ROW_BUCKETS", "LoadOptions", "RecordForm", "format_bytes", "nearest_name", "parse_bytes"]
+__all__ = ["ROW_BUCKETS", "LoadOptions", "RecordForm", "format_at_least", "format_bytes", "nearest_name", "parse_bytes"]
 
 ROW_BUCKETS = (1, 17, 33, 65)
 RecordForm = Literal["auto", "store", "mixed", "whole", "plain"]
@@ -63,6 +63,12 @@ def format_bytes(num_bytes: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} {units[-1]}"
+
+
+def format_at_least(num_bytes: int) -> str:
+    """The same, rounded up: a size that is given back as it is printed is enough."""
+    unit_bytes = next((size for size in (1 << 40, 1 << 30, 1 << 20, 1 << 10) if num_bytes >= size), 100)
+    return format_bytes(-(-100 * num_bytes // unit_bytes) * unit_bytes / 100)
 
 
 def nearest_name(wrong: str, known: list[str]) -> str:

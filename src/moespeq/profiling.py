@@ -30,7 +30,7 @@ from moespeq.prepare.experts import view_of
 from moespeq.store import Store
 from moespeq.types import ExpertKey, StepReport
 
-__all__ = ["choose_device", "profile_machine"]
+__all__ = ["choose_device", "device_name", "profile_machine"]
 
 Say = Callable[[str], None]
 _DISK_THREADS = (1, 4)
@@ -68,7 +68,7 @@ def profile_machine(
     say("copies from pageable memory")
     pageable = measure_copies(where, is_pinned=False)
     return MachineProfile(
-        device=torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        device=device_name(device),
         pinned_copy=pinned,
         pageable_copy=pageable,
         disk=_disk_rates(store, disk_bytes, say),
@@ -106,6 +106,11 @@ def choose_device(name: str) -> str:
             raise
         return "cpu"
     return "cuda"
+
+
+def device_name(device: str) -> str:
+    """What a profile of "cpu" or "cuda" calls it."""
+    return torch.cuda.get_device_name(torch.device(device)) if device == "cuda" else "cpu"
 
 
 def _pinned_copies(device: torch.device, say: Say) -> dict[int, float]:

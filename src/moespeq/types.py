@@ -63,13 +63,15 @@ class Fetch:
 class Completion:
     """A fetch that ended. `error` is None, or the sentence to raise where the record is needed.
 
-    ended_s: when, on the engine's clock, where the mover knows it; who takes the completion may be late.
+    ended_s: when, on the engine's clock, where the mover knows it; who takes the completion may be late. bug: what went
+    wrong where nobody wrote a sentence for it, to be raised when the completion has been taken in.
     """
 
     fetch: Fetch
     seconds: float
     error: str | None = None
     ended_s: float | None = None
+    bug: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

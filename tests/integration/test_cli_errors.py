@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engines import memory_for
 from families import make_tiny
 from moespeq.cli.main import run
-from moespeq.config import format_bytes
+from moespeq.config import format_at_least
 
 Refused = Callable[..., str]
 
@@ -122,7 +122,7 @@ def test_a_budget_too_small_names_the_missing_amount(refused: Refused, tiny_stor
     least_bytes = memory_for(tiny_store, 1, records="whole")  # with no base resident, which is the least of all
     sentence = refused("run", tiny_store, "-p", "x", "--device-memory", least_bytes - 100_000)
     assert "97.66 KiB too small" in sentence
-    assert f"give at least {format_bytes(least_bytes)}" in sentence
+    assert f"give at least {format_at_least(least_bytes)}" in sentence
 
 
 def test_a_context_longer_than_the_model_was_made_for(refused: Refused, tiny_store: Path) -> None:

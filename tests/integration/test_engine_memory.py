@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from engines import memory_for, noisy_draft, open_tight, prompts
-from moespeq.config import LoadOptions, format_bytes
+from moespeq.config import LoadOptions, format_at_least
 from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
+from moespeq.decode.sampling import Sampler
 from moespeq.errors import BudgetError, StorageError, UsageError
+from moespeq.model.runner import EagerRunner
+from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
 from moespeq.types import ExpertKey
 
@@ -76,7 +79,7 @@ def test_a_budget_below_one_slot_is_refused_before_anything_is_loaded(tiny_store
     least_bytes = memory_for(tiny_store, 1)
     with open_engine(tiny_store, LoadOptions(device_memory=least_bytes)) as engine:
         assert engine.plan.num_slots == 1
-    expected = f"is 100 B too small: .* give at least {format_bytes(least_bytes)}"
+    expected = f"is 100 B too small: .* give at least {format_at_least(least_bytes)}"
     with pytest.raises(BudgetError, match=expected):
         open_engine(tiny_store, LoadOptions(device_memory=least_bytes - 100, k=4, records="store"))
 
@@ -289,3 +292,37 @@ def test_a_record_that_fails_only_as_a_guess_costs_no_token(
             except StorageError as error:
                 assert "flaky link" in str(error)  # noqa: PT017 - either outcome is right, a wrong text is not
             engine._parts.residency.check()
+
+
+def test_no_token_is_chosen_from_a_pass_whose_records_did_not_all_arrive(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, accept = [], Sampler.accept
+
+    def counting(self: Sampler, *arguments: Any) -> Any:
+        chosen.append(accept(self, *arguments))
+        return chosen[-1]
+
+    def lost(self: Residency) -> None:
+        raise StorageError("The record is gone.")
+
+    monkeypatch.setattr(Sampler, "accept", counting)
+    with open_tight(tiny_store, 5, k=4, device="cpu") as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Residency, "confirm", lost)
+            with pytest.raises(StorageError, match="is gone"):
+                engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        assert len(chosen) == 1  # the prefill's
+        assert len(engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True).tokens) == 8
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_a_prompt_is_foreseen_only_where_something_comes_of_it(
+    prefetch: bool, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(EagerRunner, "foresees", True)
+    monkeypatch.setattr(EagerRunner, "foresee", lambda self, tokens, start, on_layer: asked.append(len(tokens)))
+    with open_tight(tiny_store, 5, k=4, device="cpu", prefetch=prefetch) as engine:
+        engine.generate(PROMPT, max_new_tokens=2, ignore_eos=True)
+    assert asked == [len(PROMPT)] * prefetch

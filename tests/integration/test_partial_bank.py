@@ -77,8 +77,14 @@ def test_where_the_base_does_not_fit_a_draft_has_a_part_of_it_if_it_is_asked_for
         assert generate(engine).tokens == answer
 
 
+@pytest.mark.parametrize("records", ["auto", "mixed"])
+def test_memory_for_less_than_one_base_is_none_and_nothing_is_drafted(records: str, tiny_store: Path) -> None:
+    with open_engine(tiny_store, LoadOptions(device="cpu", base_memory=1, records=records)) as engine:
+        assert (engine.options.records, engine.options.k) == ("whole", 0)
+
+
 def test_a_k_without_any_base_is_refused(tiny_store: Path) -> None:
-    with pytest.raises(UsageError, match="no base resident to draft with, got k=4"):
+    with pytest.raises(UsageError, match=r"holds not one expert.s base of .* so k=4 has nothing to draft with"):
         open_engine(tiny_store, LoadOptions(device="cpu", base_memory=0, k=4))
 
 

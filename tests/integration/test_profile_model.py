@@ -17,7 +17,7 @@ import pytest
 
 from moespeq import profiling
 from moespeq.cli.main import run
-from moespeq.plan.profile import DiskRate, MachineProfile, ModelTimes
+from moespeq.plan.profile import DiskRate, MachineProfile, ModelTimes, default_profile_path
 
 Profile = Callable[..., tuple[int, str, str]]
 EARLIER = MachineProfile(
@@ -101,6 +101,15 @@ def test_times_of_models_stay_when_the_machine_or_another_model_is_measured(
     assert read(out).pageable_copy == {65536: 1e9}
     profile(tiny_store, "--out", out)
     assert [times.model for times in read(out).models] == ["earlier", "checkpoint"]
+
+
+def test_a_profile_of_another_device_is_kept_unless_its_file_is_named(profile: Profile) -> None:
+    path = default_profile_path()
+    path.parent.mkdir(parents=True)
+    replace(EARLIER, device="Some GPU").save(path)
+    code, _, said = profile()
+    assert (code, "the profile of Some GPU; give --out" in " ".join(said.split())) == (2, True)
+    assert read(path).device == "Some GPU"
 
 
 def test_a_profile_of_another_device_is_replaced_and_one_of_another_version_too(

@@ -34,7 +34,7 @@ def test_a_result_becomes_tables_and_says_what_failed() -> None:
     assert "12.00 GB to the device at 20.0 GB/s while copying" in text
     lines = text.splitlines()
     row = next(line for line in lines if line.startswith("| draft of 32, nested") and "as-is" in line)
-    assert [cell.strip() for cell in row.split("|")][3:8] == ["10.0", "100.00 (150.00)", "20.00", "5.00", "2.00"]
+    assert [cell.strip() for cell in row.split("|")][3:9] == ["3", "10.0", "100.00 (150.00)", "20.00", "5.00", "2.00"]
 
 
 def test_results_come_in_the_order_of_the_shapes(tmp_path: Path) -> None:

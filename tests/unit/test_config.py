@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from moespeq.config import ROW_BUCKETS, LoadOptions, format_bytes, nearest_name, parse_bytes
+from moespeq.config import ROW_BUCKETS, LoadOptions, format_at_least, format_bytes, nearest_name, parse_bytes
 from moespeq.errors import UsageError
 
 
@@ -202,3 +202,8 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
         "records",
         "threads",
     }
+
+
+@pytest.mark.parametrize("num_bytes", [1, 99, 1023, 1025, 5_513_216, 7_816_448, (1 << 30) + 1, 123_456_789_012])
+def test_a_size_that_is_asked_for_is_enough_as_it_is_printed(num_bytes: int) -> None:
+    assert num_bytes <= parse_bytes(format_at_least(num_bytes).replace(" ", "")) <= 1.01 * num_bytes + 1

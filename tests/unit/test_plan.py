@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moespeq.config import LoadOptions, format_bytes
+from moespeq.config import LoadOptions, format_at_least, format_bytes
 from moespeq.errors import BudgetError, UsageError
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
 from moespeq.types import ModelShape
@@ -47,6 +47,11 @@ def test_every_expert_has_a_slot_where_memory_allows() -> None:
     assert "every expert fits" in plan.reasons["device_memory"]
 
 
+def test_a_part_of_the_base_is_all_of_it_where_memory_allows() -> None:
+    plan = planned(records="mixed")
+    assert (plan.num_bases, plan.num_slots) == (NEEDS.num_records, NEEDS.num_records)
+
+
 def test_purposes_add_up_to_the_total() -> None:
     plan = planned(device_memory=64 * MIB)
     parts = (plan.dense_bytes, plan.base_bytes, plan.kv_bytes, plan.workspace_bytes, plan.num_slots * MIB)
@@ -72,7 +77,7 @@ def test_a_budget_above_all_experts_takes_no_more_than_they_need() -> None:
 def test_one_byte_short_of_one_slot_is_refused_with_the_missing_byte() -> None:
     least_bytes = fixed_bytes(planned()) + MIB
     with pytest.raises(
-        BudgetError, match=r"is 1 B too small: .* give at least " + re.escape(format_bytes(least_bytes))
+        BudgetError, match=r"is 1 B too small: .* give at least " + re.escape(format_at_least(least_bytes))
     ):
         planned(device_memory=least_bytes - 1)
 

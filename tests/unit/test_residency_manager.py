@@ -6,7 +6,7 @@ import pytest
 
 from moespeq.errors import StorageError
 from moespeq.residency import Eviction, PassKind, ResidencyOptions, Wave
-from moespeq.types import Cause, ExpertKey
+from moespeq.types import Cause, Completion, ExpertKey
 from residency_rig import NUM_EXPERTS, NUM_LAYERS, Rig
 
 
@@ -150,6 +150,21 @@ def test_failed_record_raises_where_it_is_needed_and_the_next_request_is_served(
     rig.residency.settle()
     rig.residency.check()
     assert not rig.residency.cache.submitted
+
+
+def test_an_error_that_nobody_put_into_words_is_raised_and_its_slot_is_free_again() -> None:
+    rig = Rig(1, ResidencyOptions(link_depth=1))
+    rig.residency.begin_pass(PassKind.PREFILL)
+    rig.residency.expect_all()
+    (fetch,) = rig.mover.submitted
+    rig.mover.in_flight.clear()
+    rig.mover.arrived.append(Completion(fetch, 0.0, "gone", bug=ZeroDivisionError("bug")))
+    with pytest.raises(ZeroDivisionError):
+        rig.residency.pump()
+    rig.residency.cancel()
+    rig.residency.settle()
+    rig.plain_pass([1])
+    rig.residency.check()
 
 
 def test_closing_a_wave_early_gives_its_leases_back() -> None:

@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Describe a store or checkpoint."""
     from moespeq.cli.console import out, print_json
-    from moespeq.config import format_bytes
+    from moespeq.config import format_at_least, format_bytes
     from moespeq.inspection import describe_model
 
     facts = describe_model(model)
@@ -41,5 +41,5 @@ def command(
     for device, contexts in least_memory.items():
         out.print(f"least memory on {'a GPU' if device == 'cuda' else 'a CPU'}")
         for tok, ways in contexts.items():
-            sizes = ", ".join(f"{format_bytes(ways[way])} {words}" for way, words in _WAYS.items())
+            sizes = ", ".join(f"{format_at_least(ways[way])} {words}" for way, words in _WAYS.items())
             out.print(f"{f'  at {tok} tok':<{width}}  {sizes}")

@@ -40,13 +40,15 @@ def command(
     from moespeq.config import ROW_BUCKETS
     from moespeq.errors import UsageError
     from moespeq.plan.profile import MachineProfile, default_profile_path, require_writable
-    from moespeq.profiling import choose_device, profile_machine
+    from moespeq.profiling import choose_device, device_name, profile_machine
 
     if model is None and (rows or device_memory is not None):
         raise UsageError("--rows and --device-memory are those of a model that is timed; give MODEL too.")
     chosen, path = choose_device(device), out if out is not None else default_profile_path()
     require_writable(path)
     earlier = MachineProfile.load(path)
+    if earlier is not None and out is None and earlier.device != device_name(chosen):
+        raise UsageError(f"{path} is the profile of {earlier.device}; give --out to write another one's elsewhere.")
     with progress_bar() as bar:
         measured = profile_machine(
             model,

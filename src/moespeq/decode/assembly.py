@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from moespeq.config import LoadOptions, RecordForm, format_bytes
+from moespeq.config import LoadOptions, RecordForm, format_at_least, format_bytes
 from moespeq.decode.engine import Engine, EngineParts
 from moespeq.decode.failures import give_memory_back
 from moespeq.decode.link_meter import LinkMeter
@@ -80,7 +80,7 @@ def plan_of(store: Store, options: LoadOptions) -> tuple[LoadOptions, MemoryPlan
             return choice, plan_memory(needs_of(store, choice.records), choice, machine)
     plan = plan_memory(needs_of(store, last.records), last, machine)
     for choice in first_choice:
-        least = format_bytes(least_memory_bytes(needs_of(store, choice.records), choice))
+        least = format_at_least(least_memory_bytes(needs_of(store, choice.records), choice))
         reason = f"{last.records}: with all of the base an engine takes at least {least}"
         plan = replace(plan, reasons={**plan.reasons, "records": reason})
     if options.records == "auto" and options.mode == "on_demand":
@@ -100,12 +100,12 @@ def _choices(store: Store, options: LoadOptions) -> list[LoadOptions]:
         raise UsageError(
             "Plain records are decoded for a GPU; a CPU takes a store made by `moespeq prepare --format plain`."
         )
+    if options.base_memory is not None:
+        return [_with_base_memory(store, options, options.base_memory)]
     if options.records != "auto":
         return [options]
     if options.mode == "on_demand":
         return [replace(options, records="store" if is_plain else "whole")]
-    if options.base_memory is not None:
-        return [_with_base_memory(store, options, options.base_memory)]
     is_draft_asked = options.k not in ("auto", 0)
     otherwise = replace(options, records="mixed") if is_draft_asked else replace(options, records="whole", k=0)
     return [replace(options, records="store"), otherwise]
@@ -115,9 +115,15 @@ def _with_base_memory(store: Store, options: LoadOptions, base_memory: int) -> L
     """`base_memory` as the records it makes travel. Raises UsageError when it leaves nothing to draft with."""
     if base_memory >= store.manifest.base_file_bytes:
         return replace(options, records="store", base_memory=None)
-    if base_memory >= store.manifest.base_file_bytes / (store.manifest.num_layers * store.manifest.num_experts):
+    row_bytes = -(-store.manifest.base_file_bytes // (store.manifest.num_layers * store.manifest.num_experts))
+    if base_memory >= row_bytes:
         return replace(options, records="mixed")
-    return replace(options, records="whole", base_memory=None, k=0 if options.k == "auto" else options.k)
+    if options.k not in ("auto", 0):
+        raise UsageError(
+            f"base_memory of {format_bytes(base_memory)} holds not one expert's base of {format_at_least(row_bytes)}, "
+            f"so k={options.k} has nothing to draft with; give more, or leave k out."
+        )
+    return replace(options, records="whole", base_memory=None, k=0)
 
 
 def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:

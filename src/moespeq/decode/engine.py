@@ -19,6 +19,7 @@ import torch
 from moespeq.config import LoadOptions, nearest_name
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
+from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
@@ -149,9 +150,11 @@ class Engine:
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
-        tokens = self._encode(prompt)
-        with self._claim(None), cleaned_up(self._parts.loop):
-            return self._parts.loop.prompt_logits(tokens)
+        tokens, shield = self._encode(prompt), InterruptShield()
+        with self._claim(None), cleaned_up(self._parts.loop), shield:
+            logits = self._parts.loop.prompt_logits(tokens)
+        shield.raise_pending()
+        return logits
 
     def retune(self, **changes: Any) -> None:
         """Change options that take no memory (k, prefetch, eviction, link_bytes_per_s); all slots start empty again.
@@ -164,9 +167,11 @@ class Engine:
                     raise UsageError(f"Unknown option '{name}'.{nearest_name(name, list(_RETUNABLE))}")
                 raise UsageError(f"'{name}' is fixed when an engine is loaded; retune takes {', '.join(_RETUNABLE)}.")
         options = self._options.replaced(changes)
-        with self._claim(None):
+        shield = InterruptShield()
+        with self._claim(None), shield:
             self._parts.retune(options)
             self._options = options
+        shield.raise_pending()
 
     def close(self) -> None:
         """End a generation that runs, then release threads, files and the records' memory. Calling it twice is allowed.

@@ -34,6 +34,7 @@ def cleaned_up(loop: _Loop) -> Iterator[None]:
         loop.forget()
         if not is_out_of_memory(error):
             raise
+        give_memory_back(error)
         raise BudgetError(
             "The device ran out of memory in the middle of an answer, perhaps to another process; free some and "
             "ask again, or load with a smaller --device-memory."
@@ -51,13 +52,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_memory_back(error: BaseException) -> None:
-    """Let go of what was loaded when `error` was raised: its traceback would hold all of it for as long as the caller
+    """Let go of what was held where `error` was raised: its traceback would hold all of it for as long as the caller
     looks at the error, who may want to load less in its place.
     """
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
+        link = link.__cause__  # not its context, which may be the caller's own error
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # or the driver counts it as taken, and so does the next plan

@@ -93,6 +93,7 @@ class SpeculativeLoop:
         drafted_s = self._clock.now_s()
         on_layer = self._on_target_routes if drafted else None
         logits = self._runner.verify([self._token, *drafted], self._position, on_layer)
+        self._residency.confirm()
         accepted = sampler.accept(logits, self._position + 1, drafts)
         self._round.draft_s, self._round.verify_s = drafted_s - begin_s, self._clock.now_s() - drafted_s
         self._round.accepted = accepted.accepted
@@ -132,10 +133,11 @@ class SpeculativeLoop:
             self._residency.begin_pass(PassKind.PREFILL)
             if len(chunk) >= self._stream_from_rows:
                 self._residency.expect_all()
-            else:
+            elif self._residency.looks_ahead:
                 self._runner.foresee(chunk, start, self._residency.expect)
-            yield self._runner.prefill(chunk, start, num_logits=num_logits)
+            logits = self._runner.prefill(chunk, start, num_logits=num_logits)
             self._residency.end_pass(1)
+            yield logits
 
     def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
         sampler.commit(tokens)

@@ -16,12 +16,23 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
+from moespeq.errors import UsageError
 from moespeq.model.experts import DraftExperts, Experts, ExpertsSwitch, TargetExperts, tag
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.quantizer import experts_modules
 
-__all__ = ["ROW_TILE", "Choose", "EagerRunner", "OnLayer", "OnStep", "Runner", "max_k", "rope_switch_lengths"]
+__all__ = [
+    "ROW_TILE",
+    "Choose",
+    "EagerRunner",
+    "OnLayer",
+    "OnStep",
+    "OneStream",
+    "Runner",
+    "max_k",
+    "rope_switch_lengths",
+]
 
 ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
 
@@ -79,6 +90,24 @@ class Runner(Protocol):
         ...
 
 
+class OneStream:
+    """The stream an engine was loaded under; on a CPU there are none.
+
+    Events and fences lie on it: work on another one would overtake copies without anybody seeing it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def check(self) -> None:
+        """Raise UsageError under another one."""
+        if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
+            raise UsageError(
+                "This engine was loaded under another CUDA stream than the current one; generate under the same stream."
+            )
+
+
 class EagerRunner:
     """Passes run layer by layer as torch runs them; every device, every model."""
 
@@ -90,6 +119,7 @@ class EagerRunner:
         self.device: torch.device = model.device
         self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
         self._draft, self._target = draft, target
+        self._stream = OneStream(self.device)
         length_tok = self.buckets.storage_tok(context_tok, rows)
         self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device)
         self._masks = MaskBuilder(config, model.dtype, self.device)
@@ -115,12 +145,14 @@ class EagerRunner:
         pass
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
+        self._stream.check()
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
         places = torch.arange(start, start + len(tokens), device=self.device)
         ids = torch.tensor(tokens, device=self.device)
         return self._forward(ids, start, places, self._target, num_logits=num_logits)
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+        self._stream.check()
         ids, bucket = torch.tensor([token], device=self.device), self.buckets.above(position)
         for step in range(num_steps):
             places = torch.tensor([position + step], device=self.device)
@@ -130,6 +162,7 @@ class EagerRunner:
                 ids = choose(logits, step)
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
+        self._stream.check()
         live, last = len(tokens), position + len(tokens) - 1
         assert live <= self.rows
         self._target.expect(live_rows=live, row_tile=ROW_TILE if self.rows > 1 else 1, on_layer=on_layer)

@@ -59,12 +59,14 @@ class BaseBank:
 
         In the order of the current stream, as all that reads the bank: what was launched before finds the old base.
         """
+        self._set_row(leaves, NO_ROW)  # first: who is cut here has a row of nobody
         self.records[row].copy_(base)
-        self._rows[leaves.layer * self._num_experts + leaves.expert] = NO_ROW
-        self._rows[comes.layer * self._num_experts + comes.expert] = row
+        self._set_row(comes, row)
+
+    def _set_row(self, key: ExpertKey, row: int) -> None:
+        self._rows[key.layer * self._num_experts + key.expert] = row
         if self.row_map is not None:
-            self.row_map[leaves] = NO_ROW
-            self.row_map[comes] = row
+            self.row_map[key] = row
 
     @property
     def num_bytes(self) -> int:

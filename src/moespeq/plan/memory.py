@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moespeq.buckets import LengthBuckets
-from moespeq.config import LoadOptions, format_bytes
+from moespeq.config import LoadOptions, format_at_least, format_bytes
 from moespeq.errors import BudgetError, UsageError
 from moespeq.plan.bank import describe_bank, least_rows, plan_bank_rows
 from moespeq.plan.host import plan_host_arena, plan_host_cache
@@ -208,7 +208,8 @@ def _resolve_budget(
 ) -> int:
     if options.device_memory is not None:
         return options.device_memory
-    all_bytes = fixed_bytes + needs.num_records * needs.slot_bytes
+    bank_bytes = needs.base_bytes if options.records == "mixed" and options.base_memory is None else 0
+    all_bytes = fixed_bytes + bank_bytes + needs.num_records * needs.slot_bytes
     share = _GPU_SHARE if options.device == "cuda" else _HOST_SHARE
     share_bytes = int(share * free_bytes)
     if all_bytes <= share_bytes:
@@ -225,7 +226,7 @@ def _missing(fixed: _Fixed, needs: MemoryNeeds, budget_bytes: int) -> str:
         f"dense weights {format_bytes(needs.dense_bytes)}, INT4 base {format_bytes(fixed.base_bytes)}, "
         f"KV cache {format_bytes(fixed.kv_bytes)}, workspace {format_bytes(fixed.workspace_bytes)} and one expert "
         f"{format_bytes(needs.slot_bytes)} must fit; "
-        f"give at least {format_bytes(least_bytes)}, or a shorter --ctx-size."
+        f"give at least {format_at_least(least_bytes)}, or a shorter --ctx-size."
     )
 
 

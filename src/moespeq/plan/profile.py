@@ -21,6 +21,7 @@ from moespeq.errors import StorageError, UsageError
 __all__ = ["SCHEMA", "DiskRate", "MachineProfile", "ModelTimes", "default_profile_path", "require_writable"]
 
 SCHEMA = 2
+_MOST = 1e15  # seconds, bytes or bytes a second: what is more was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,8 @@ def _by_size(values: Mapping[str, float]) -> dict[int, float]:
 
 def _rate(value: Any) -> float:
     """A time, size or bandwidth: what is divided by must be above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{value!r} is no number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST:
+        raise ValueError(f"{value!r} is no number above 0 and below {_MOST:g}")
     return float(value)
 
 

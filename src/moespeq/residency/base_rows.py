@@ -106,17 +106,30 @@ class BaseRows:
         )
         moved_bytes = 0
         for leaves, comes in row_changes(outside, inside, frequency, at_most=math.ceil(_CHANGED_PART * len(rows))):
-            row = rows[leaves]
-            try:
-                self._replace(row, self._key(leaves), self._key(comes))
-            except (StorageError, StoreError):
-                self._unreadable.add(comes)
-                continue
-            rows[leaves], rows[comes] = NO_ROW, row
-            self.fetch_bytes[leaves] += self._front_bytes[leaves]
-            self.fetch_bytes[comes] -= self._front_bytes[comes]
-            moved_bytes += self._front_bytes[comes]
+            if self._give_row(leaves, comes):
+                moved_bytes += self._front_bytes[comes]
         return moved_bytes
+
+    def _give_row(self, leaves: int, comes: int) -> bool:
+        """False where the base that comes cannot be read.
+
+        Cut anywhere, by an interrupt, this leaves records that carry their base without need, or a row of nobody; never
+        a record that is completed with another one's base.
+        """
+        assert self._replace is not None
+        row = self._rows[leaves]
+        self.fetch_bytes[leaves] += self._front_bytes[leaves]
+        self._rows[leaves] = NO_ROW
+        try:
+            self._replace(row, self._key(leaves), self._key(comes))
+        except (StorageError, StoreError):
+            self._unreadable.add(comes)
+            self._rows[leaves] = row
+            self.fetch_bytes[leaves] -= self._front_bytes[leaves]
+            return False
+        self._rows[comes] = row
+        self.fetch_bytes[comes] -= self._front_bytes[comes]
+        return True
 
     def check(self, cache: SlotCache) -> None:
         """Assert that every row is one expert's, and that no record in a slot lacks its base."""

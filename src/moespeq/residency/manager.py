@@ -102,6 +102,11 @@ class Residency:
         return self._cache
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether what is predicted or foreseen is fetched."""
+        return self._options.prefetch
+
+    @property
     def lookahead(self) -> ExpertLookahead:
         """The ELB of the running pass, to read."""
         return self._lookahead
@@ -183,6 +188,15 @@ class Residency:
         assert len(set(records)) == len(records), f"layer {layer} asks for an expert twice: {list(experts)}"
         return self._waves.open(layer, records)
 
+    def confirm(self) -> None:
+        """The last layer has asked: wait for what was handed out ahead of its arrival, before anybody sees a token.
+
+        Raises StorageError when a record that the pass computed with did not arrive.
+        """
+        failure = self._waves.confirm()
+        if failure is not None:
+            raise StorageError(failure)
+
     def end_pass(self, committed_tok: int) -> ResidencyCounters:
         """The pass is over and gave `committed_tok` tokens (1 for a prefill). Returns what happened in it.
 
@@ -190,7 +204,7 @@ class Residency:
         computed with did not arrive.
         """
         assert self._kind is not None, "no pass is open"
-        failure = self._waves.end_pass()
+        failure = self._waves.confirm()
         self._close_pass(committed_tok)
         if failure is not None:
             raise StorageError(failure)
@@ -226,7 +240,9 @@ class Residency:
 
     def _take_in(self, must_wait: bool) -> None:
         """Take in what the mover finished; records that are asked for are pinned here."""
+        bug: Exception | None = None
         for completion in self._mover.wait() if must_wait else self._mover.poll():
+            bug = bug or completion.bug
             fetch = completion.fetch
             record = fetch.key.layer * self._num_experts + fetch.key.expert
             if completion.error is not None:
@@ -236,6 +252,8 @@ class Residency:
             self._bytes_by_cause[fetch.cause] += fetch.num_bytes
             if not self._waves.land(record, completion):
                 self._policy.offer((record,))
+        if bug is not None:
+            raise bug
 
     def _fail(self, record: int, error: str) -> None:
         self._cache.abandon(record)

@@ -77,7 +77,7 @@ class LayerWaves:
         if self._missing:
             self._demand(at_most=len(self._missing))
 
-    def end_pass(self) -> str | None:
+    def confirm(self) -> str | None:
         """Wait for what was handed out ahead. Returns why it did not arrive, if it did not."""
         while self._ahead:
             self._take_in(True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import queue
 
 from moespeq.errors import MoespeqError
-from moespeq.types import Completion, ExpertKey
+from moespeq.types import Completion, ExpertKey, Fetch
 
-__all__ = ["CompletionBox", "copy_failure", "read_failure"]
+__all__ = ["CompletionBox", "copy_failure", "failed_read", "read_failure"]
 
 
 class CompletionBox:
     """One completion for each fetch expected. `post` is for any thread, everything else for the engine's."""
 
     def __init__(self) -> None:
-        self._posted: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
+        self._posted: queue.SimpleQueue[Completion] = queue.SimpleQueue()
         self._num_expected = 0
 
     @property
@@ -34,8 +34,8 @@ class CompletionBox:
         """One fetch was taken back: it will not end."""
         self._num_expected -= 1
 
-    def post(self, done: Completion | Exception) -> None:
-        """A fetch ended; an exception is our bug, raised again where the engine thread looks."""
+    def post(self, done: Completion) -> None:
+        """A fetch ended."""
         self._posted.put(done)
 
     def poll(self) -> list[Completion]:
@@ -53,14 +53,18 @@ class CompletionBox:
             return []
         return [self._open(self._posted.get()), *self.poll()]
 
-    def _open(self, done: Completion | Exception) -> Completion:
+    def _open(self, done: Completion) -> Completion:
         self._num_expected -= 1
-        if isinstance(done, Exception):
-            raise done
         return done
 
 
-def read_failure(key: ExpertKey, error: MoespeqError | OSError) -> str:
+def failed_read(fetch: Fetch, error: Exception, seconds: float = 0.0) -> Completion:
+    """The end of a fetch whose source raised; where that was no sentence of ours, the error goes along."""
+    bug = None if isinstance(error, (MoespeqError, OSError)) else error
+    return Completion(fetch, seconds, read_failure(fetch.key, error), bug=bug)
+
+
+def read_failure(key: ExpertKey, error: Exception) -> str:
     """The sentence for a record that its source did not deliver."""
     if isinstance(error, MoespeqError):
         return str(error)

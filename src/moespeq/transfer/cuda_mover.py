@@ -30,9 +30,8 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from moespeq.errors import MoespeqError
 from moespeq.ports import Clock
-from moespeq.transfer.completions import CompletionBox, copy_failure
+from moespeq.transfer.completions import CompletionBox, copy_failure, failed_read
 from moespeq.transfer.copy_stream import CopyStream, Point
 from moespeq.transfer.host_records import HostRecords, Outcome
 from moespeq.transfer.link_times import LinkTimes
@@ -170,8 +169,7 @@ class CudaMover:
     def _on_ready(self, job: _Job, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
             del self._jobs[job.fetch.slot]
-            is_expected = isinstance(outcome, MoespeqError)
-            self._done.post(Completion(job.fetch, 0.0, str(outcome)) if is_expected else outcome)
+            self._done.post(failed_read(job.fetch, outcome))
             return
         job.record, job.ready_s = _tail(outcome, job.fetch.num_bytes), self._clock.now_s()
         if not self._begin_at_once(job):
@@ -276,10 +274,10 @@ class CudaMover:
 
     def _fail(self, job: _Job, error: Exception) -> None:
         """The driver refused (RuntimeError and its kin), or a bug of ours."""
-        is_driver = isinstance(error, RuntimeError)
-        self._end(job, Completion(job.fetch, 0.0, copy_failure(job.fetch.key, error)) if is_driver else error)
+        bug = None if isinstance(error, RuntimeError) else error
+        self._end(job, Completion(job.fetch, 0.0, copy_failure(job.fetch.key, error), bug=bug))
 
-    def _end(self, job: _Job, done: Completion | Exception) -> None:
+    def _end(self, job: _Job, done: Completion) -> None:
         self._records.give_back(job.fetch.key)
         self._done.post(done)
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from moespeq.errors import MoespeqError
 from moespeq.ports import Clock, RecordSource
-from moespeq.transfer.completions import CompletionBox, read_failure
+from moespeq.transfer.completions import CompletionBox, failed_read
 from moespeq.transfer.moves import Move, MoveLog
 from moespeq.transfer.urgency_queue import UrgencyQueue
 from moespeq.types import Completion, Fetch
@@ -78,15 +77,13 @@ class ThreadMover:
         while (fetch := self._fetches.take()) is not None:
             self._done.post(self._carry_out(fetch))
 
-    def _carry_out(self, fetch: Fetch) -> Completion | Exception:
+    def _carry_out(self, fetch: Fetch) -> Completion:
         begin_s = self._clock.now_s()
         try:
             skip_bytes = self._source.num_bytes(fetch.key) - fetch.num_bytes
             self._source.read_into(fetch.key, self._slots[fetch.slot], skip_bytes=skip_bytes)
-        except (MoespeqError, OSError) as error:
-            return Completion(fetch, self._clock.now_s() - begin_s, read_failure(fetch.key, error))
-        except Exception as bug:
-            return bug
+        except Exception as error:
+            return failed_read(fetch, error, self._clock.now_s() - begin_s)
         end_s = self._clock.now_s()
         self._moves.add(Move(begin_s, end_s, fetch.num_bytes))
         return Completion(fetch, end_s - begin_s)

@@ -9,7 +9,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
-from moespeq.errors import UsageError
 from moespeq.model.graphs.attention import KVStorage, attention_of_any_shape
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import compile_layers, eager_layers
@@ -20,7 +19,7 @@ from moespeq.model.graphs.prompt_draft import PromptDraft
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
-from moespeq.model.runner import Choose, OnLayer, OnStep, max_k, rope_switch_lengths
+from moespeq.model.runner import Choose, OneStream, OnLayer, OnStep, max_k, rope_switch_lengths
 
 __all__ = ["GraphRunner"]
 
@@ -53,7 +52,7 @@ class GraphRunner:
         length_tok = -(-self.buckets.storage_tok(context_tok, rows) // _MASK_ALIGN_TOK) * _MASK_ALIGN_TOK
         self._storage = KVStorage(length_tok)
         self._products, self._prefill = products, prefill
-        self._stream = torch.cuda.current_stream(self.device)
+        self._stream = OneStream(self.device)
         static_pass = StaticPass(self._storage)
         self._eager = Forward(model, static_pass, columns=None)
         fixed = Forward(model, static_pass, columns=length_tok)
@@ -98,6 +97,7 @@ class GraphRunner:
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
         self._storage.clear()
+        self._verify.clear()
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
@@ -107,12 +107,12 @@ class GraphRunner:
         return self._prompt_draft is not None
 
     def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
-        self._check_stream()
+        self._stream.check()
         if self._prompt_draft:
             self._prompt_draft.run(tokens, start, self.buckets.above(start + len(tokens) - 1), on_layer)
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
-        self._check_stream()
+        self._stream.check()
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
@@ -121,18 +121,11 @@ class GraphRunner:
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"
-        self._check_stream()
+        self._stream.check()
         self._draft.draft(token, position, self.buckets.above(position), num_steps, choose, on_step)
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> Tensor:
-        self._check_stream()
+        self._stream.check()
         self._products.on_layer = on_layer
         bucket = self.buckets.above(position + len(tokens) - 1)
         return self._verify.verify(tokens, position, bucket)
-
-    def _check_stream(self) -> None:
-        """Events and fences lie on one stream: work on another one would overtake copies without anybody seeing it."""
-        if torch.cuda.current_stream(self.device) != self._stream:
-            raise UsageError(
-                "This engine was loaded under another CUDA stream than the current one; generate under the same stream."
-            )

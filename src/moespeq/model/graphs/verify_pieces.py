@@ -97,6 +97,10 @@ class VerifyPieces:
         last.replay()
         return pieces.logits[: len(tokens)]
 
+    def clear(self) -> None:
+        """Drop the products of a pass that was cut inside a layer: padded rows would keep theirs."""
+        self._products.zero_()
+
     def _fill(self, tokens: Sequence[int], position: int) -> None:
         live = len(tokens)
         assert live <= self._rows
