@@ -29,9 +29,9 @@ _INTRODUCTION = """# Benchmarks
 
 Made by `benchmarks/report.py` from `benchmarks/results/*.json`; edit neither by hand. How to repeat them, and where the
 models come from: [benchmarks/README.md](../benchmarks/README.md). Batch 1, greedy, end of sequence ignored, GSM8K test
-questions; every row has the same checkpoint, device memory and machine, and prompt n of one row is compared with prompt n
-of another, where both ran it: the table says how many prompts a row had. A time says nothing without the device's name
-beside it.
+questions; every row has the same checkpoint, device memory and machine, and prompt n of one row is compared with
+prompt n of another, where both ran it: the table says how many prompts a row had. A time says nothing without the
+device's name beside it.
 
 | figure | formula |
 |---|---|
