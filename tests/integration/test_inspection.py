@@ -54,9 +54,9 @@ def test_people_read_a_line_for_each_context(
     assert lines[-4] == "least memory on a CPU"
     assert lines[-3].split(maxsplit=3)[:3] == ["at", "512", "tok"]
     assert lines[-3].endswith(
-        f"{format_bytes(sizes['with_draft'])} with the whole draft, "
-        f"{format_bytes(sizes['base_travels'])} without (the base travels, k = 0), "
-        f"{format_bytes(sizes['on_demand'])} on demand"
+        f"{format_at_least(sizes['with_draft'])} with the whole draft, "
+        f"{format_at_least(sizes['base_travels'])} without (the base travels, k = 0), "
+        f"{format_at_least(sizes['on_demand'])} on demand"
     )
 
 
