@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moespeq.cli.main import run
-from moespeq.config import LoadOptions, format_bytes
+from moespeq.config import LoadOptions, format_at_least
 from moespeq.decode.assembly import open_engine, plan_of
 from moespeq.errors import BudgetError
 from moespeq.inspection import describe_model
