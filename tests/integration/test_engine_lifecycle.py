@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -243,6 +244,21 @@ def test_an_engine_that_is_dropped_without_a_close_leaves_no_thread_and_no_file(
     gc.collect()
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+
+
+def test_a_dropped_engine_is_gone_at_once_without_the_garbage_collector(tiny_store: Path) -> None:
+    engine = open_tight(tiny_store, 5, device="cpu", k=4)
+    engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True)
+    parts = engine._parts
+    left = [weakref.ref(part) for part in (parts.residency, parts.runner, parts.runner.model, parts.loop)]
+    gc.collect()
+    gc.disable()
+    try:
+        engine.close()
+        del engine, parts
+        assert [part() for part in left] == [None] * 4  # on a GPU they hold its memory
+    finally:
+        gc.enable()
 
 
 def test_no_thread_outlives_its_engine(tiny_store: Path) -> None:

@@ -18,6 +18,7 @@ goes out again as demand (queued is not in flight, so it is a miss), the rest is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakMethod
 
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
@@ -83,7 +84,7 @@ class Residency:
             self._mover,
             self._clock,
             self._base_rows,
-            take_in=self._take_in,
+            take_in=WeakMethod(self._take_in),  # or the slots would wait for the garbage collector
         )
         self._kind: PassKind | None = None
         self._failed = 0

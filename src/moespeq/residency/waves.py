@@ -10,6 +10,7 @@ Leases pin records; an awaited record is pinned the moment it arrives, so no dec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
+from weakref import WeakMethod
 
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
@@ -43,10 +44,10 @@ class LayerWaves:
         clock: Clock,
         base_rows: BaseRows,
         *,
-        take_in: Callable[[bool], None],
+        take_in: WeakMethod[Callable[[bool], None]],
     ) -> None:
         self._cache, self._lookahead, self._policy, self._fetches = cache, lookahead, policy, fetches
-        self._mover, self._clock, self._base_rows, self._take_in = mover, clock, base_rows, take_in
+        self._mover, self._clock, self._base_rows, self._owner = mover, clock, base_rows, take_in
         self._running: Generator[Wave, None, None] | None = None
         self._awaited: set[int] = set()  # asked and not yet here
         self._missing: list[int] = []  # awaited and not yet submitted, the next one last
@@ -173,6 +174,11 @@ class LayerWaves:
         self._cache.pin(hits)
         self._policy.offer(self._lost)
         return hits
+
+    def _take_in(self, must_wait: bool) -> None:
+        take_in = self._owner()
+        assert take_in is not None, "waves without their residency"
+        take_in(must_wait)
 
     def _demand(self, *, at_most: int) -> None:
         for _ in range(min(at_most, len(self._missing))):
