@@ -246,9 +246,10 @@ def test_an_engine_that_is_dropped_without_a_close_leaves_no_thread_and_no_file(
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
 
 
-def test_a_dropped_engine_is_gone_at_once_without_the_garbage_collector(tiny_store: Path) -> None:
+@pytest.mark.parametrize("max_new_tokens", range(6, 10))  # the last round with a draft and without
+def test_a_dropped_engine_is_gone_at_once_without_the_garbage_collector(tiny_store: Path, max_new_tokens: int) -> None:
     engine = open_tight(tiny_store, 5, device="cpu", k=4)
-    engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True)
+    engine.generate(PROMPT, max_new_tokens=max_new_tokens, ignore_eos=True)
     parts = engine._parts
     left = [weakref.ref(part) for part in (parts.residency, parts.runner, parts.runner.model, parts.loop)]
     gc.collect()

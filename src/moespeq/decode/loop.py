@@ -36,6 +36,10 @@ class _Round:
     draft_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [step][layer][K]
     target_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [layer][row][K]
 
+    def hear_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
+        """A verified layer's; a runner may keep this method, so it must not lead back to the loop that owns it."""
+        self.target_routes.append(rows)
+
 
 class SpeculativeLoop:
     """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents.
@@ -91,7 +95,7 @@ class SpeculativeLoop:
             drafts = []
         drafted = drafted_tokens(drafts)
         drafted_s = self._clock.now_s()
-        on_layer = self._on_target_routes if drafted else None
+        on_layer = self._round.hear_target_routes if drafted else None
         logits = self._runner.verify([self._token, *drafted], self._position, on_layer)
         self._residency.confirm()
         accepted = sampler.accept(logits, self._position + 1, drafts)
@@ -162,9 +166,6 @@ class SpeculativeLoop:
         self._round.draft_routes.append(routes)
         self._residency.predict(routes)
         self._residency.pump()
-
-    def _on_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
-        self._round.target_routes.append(rows)
 
 
 def _report(measured: _Round, committed: int, moved: ResidencyCounters, link: LinkUse) -> StepReport:
