@@ -16,6 +16,7 @@ import torch
 
 from moespeq.config import parse_bytes
 from moespeq.errors import UsageError
+from moespeq.nested import Layout
 from phases import MODEL_CONTEXT_TOK, PHASES
 from result_file import RESULTS
 from rows import AS_IS, ROWS
@@ -78,6 +79,7 @@ def parse(parser: Parser, arguments: Sequence[str] | None) -> Call:
         max_open=args.open_engines,
         spill=args.spill,
         max_s=args.max_seconds,
+        layout=Layout(args.layout),
     )
     return Call(options, args.phases, _output(parser, args.out, options), args.commit, args.mix_commits)
 
@@ -102,6 +104,7 @@ def build_parser(description: str | None) -> Parser:
     add("--spill", type=Path, help="another folder for the store's base records")
     add("--out", type=Path, help="result file; one that exists is gone on with, if it measured the same")
     add("--layers", type=a_count, help="keep only the first N layers; the shape's name says so")
+    add("--layout", choices=[Layout.CODE_WIDTH.value, Layout.FIXED.value], default=Layout.CODE_WIDTH.value)
     add("--budget", type=_size, help="device memory such as 12GiB; by default the shape's")
     add("--context", type=_number(1, MODEL_CONTEXT_TOK), help=f"context in tokens, up to {MODEL_CONTEXT_TOK}")
     add("--device", choices=("cuda", "cpu"), default="cuda")

@@ -24,7 +24,7 @@ _NESTED = {"rows": ROUND_ROWS}
 @dataclass(frozen=True, slots=True)
 class Row:
     """One engine. slots_as: give it the slots of that row instead of its budget, to compare bytes alone; layout: the
-    store it opens.
+    store it opens, None for the session's.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Row:
     load: Mapping[str, Any] = field(default_factory=dict)
     knobs: Mapping[str, Any] = field(default_factory=dict)
     slots_as: str | None = None
-    layout: Layout = Layout.FIXED
+    layout: Layout | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -56,6 +56,13 @@ ROWS = {
         Row("draft_only", f"draft of {DEPTH}, plain records, no prefetch", _PLAIN, {"k": DEPTH, "prefetch": False}),
         Row("plain", f"draft of {DEPTH}, plain records, prefetch", _PLAIN, {"k": DEPTH}),
         Row("nested", f"draft of {DEPTH}, nested records, prefetch", _NESTED, {"k": DEPTH}),
+        Row(
+            "nested_fixed",
+            f"draft of {DEPTH}, nested records of fixed width, prefetch",
+            _NESTED,
+            {"k": DEPTH},
+            layout=Layout.FIXED,
+        ),
         Row(
             "nested_code_width",
             f"draft of {DEPTH}, nested records of code width, prefetch",

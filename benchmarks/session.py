@@ -52,16 +52,16 @@ class Options:
     max_open: int
     spill: Path | None
     max_s: float
+    layout: Layout
 
     @property
     def layouts(self) -> list[Layout]:
         """Those of the stores that the rows open; the first one's figures stand for the shape."""
-        return sorted({Layout.FIXED, *(ROWS[name].layout for name in self.rows)}, key=list(Layout).index)
+        return list(dict.fromkeys([self.layout, *(ROWS[name].layout or self.layout for name in self.rows)]))
 
-    def store(self, layout: Layout = Layout.FIXED) -> Path:
-        """Where the store of a layout is."""
-        suffix = "" if layout is Layout.FIXED else f".{layout.value}"
-        return self.work / f"{self.shape.name}{suffix}.moespeq"
+    def store(self, layout: Layout | None = None) -> Path:
+        """Where the store of a layout is, by default the session's."""
+        return self.work / f"{self.shape.name}.{(layout or self.layout).value}.moespeq"
 
 
 class Session:
@@ -81,6 +81,7 @@ class Session:
             "budget_bytes": options.budget_bytes,
             "context_tok": options.context_tok,
             "seed": options.seed.resolve().name,
+            "layout": options.layout.value,
         }
         self.context_bytes = measure_context_bytes()
         asked["device"] = device_facts(options.device)
