@@ -51,9 +51,9 @@ class Opened:
 class EnginePool:
     """At most `max_open` engines of one store.
 
-    store: the path for a row's layout; common: options of every row. warm_up runs whatever must be compiled, captured and
-    allocated before anything is
-    timed; on_open is told of each new engine after that. context_bytes: what CUDA itself takes of the device.
+    store: the path for a row's layout; common: options of every row. warm_up runs whatever must be compiled, captured
+    and allocated before anything is timed; on_open is told of each new engine after that. context_bytes: what CUDA
+    itself takes of the device.
     """
 
     def __init__(

@@ -52,6 +52,9 @@ class HandMover:
     def wait_on_device(self, fetch: Fetch) -> bool:
         return self.has_device_waits and fetch in self.in_flight
 
+    def begin_ahead(self, num_bytes: int) -> None:
+        self.ahead_bytes = num_bytes
+
     def poll(self) -> Sequence[Completion]:
         arrived, self.arrived = self.arrived, []
         return arrived

@@ -1,4 +1,5 @@
-"""Length buckets: how many positions of the cache a pass looks over, as a function of position only.
+"""Length buckets: how many positions of the cache a pass looks over, as a function of position only; and the rows of
+passes whose graphs are captured ahead.
 
 A token is computed over the same length whatever round it falls into and whatever the context was asked to be; a round
 is cut before its bucket would change. Where a model switches its rotary embedding at a length (long-rope), that length
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["LengthBuckets"]
+__all__ = ["PROMPT_DRAFT_ROWS", "LengthBuckets"]
+
+PROMPT_DRAFT_ROWS = 128
+"""How many rows of a prompt are drafted: more name few new experts, and each routed pair reads a base once more."""
 
 _SMALLEST_TOK = 256
 _LARGEST_STEP_TOK = 4096
@@ -36,6 +40,10 @@ class LengthBuckets:
     def count(self) -> int:
         """How many different lengths there are."""
         return len(self._edges)
+
+    def up_to(self, length_tok: int) -> Sequence[int]:
+        """The edges of at most `length_tok`, or the first one."""
+        return [edge for edge in self._edges if edge <= length_tok] or self._edges[:1]
 
     def above(self, position: int) -> int:
         """The smallest edge above `position`."""

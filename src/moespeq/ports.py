@@ -63,6 +63,13 @@ class Mover(Protocol):
         """
         ...
 
+    def begin_ahead(self, num_bytes: int) -> None:
+        """From here on begin copies of so many bytes ahead, where more than what moves must be begun at all.
+
+        Much where the engine thread looks in seldom, little where a demand must soon have its turn.
+        """
+        ...
+
     def poll(self) -> Sequence[Completion]:
         """Completions since the last call, in order of arrival; never blocks."""
         ...

@@ -106,6 +106,9 @@ class CheckingMover:
             return True
         return False
 
+    def begin_ahead(self, num_bytes: int) -> None:
+        pass
+
     def is_coming(self, key: ExpertKey, slot: int) -> bool:
         return self.has_device_waits and any((fetch.key, fetch.slot) == (key, slot) for fetch in self.in_flight)
 

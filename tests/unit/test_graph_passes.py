@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from families import FAMILIES, tiny_config
 from moespeq.errors import UsageError
-from moespeq.model.graphs import operators
+from moespeq.model.graphs import attention, operators, static_pass
 from moespeq.model.graphs.attention import KVStorage, attend_plain, attend_side_by_side
 from moespeq.model.graphs.compiled import compiled_layers, eager_layers
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import StaticPass
 from moespeq.model.graphs.suitable import passes_on_cuda, why_not_graphs
+from moespeq.model.masks import MaskBuilder
 
 LENGTH = 64
 WITH_GRAPHS = [family for family in FAMILIES if family != "gpt_oss"]
@@ -55,6 +57,36 @@ def test_chunks_over_static_storage_give_transformers_own_logits(family: str) ->
         places = torch.arange(begin, end)
         found.append(forward(ids[begin:end], places, places, 32, own_experts(model)))
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", WITH_GRAPHS)
+def test_rows_that_see_all_before_them_need_no_mask(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = random_model(family), torch.arange(3, 27)
+    masked, called = Forward(on_operators(model), StaticPass(KVStorage(LENGTH)), columns=None), []
+    unmasked = Forward(model, StaticPass(KVStorage(LENGTH)), columns=None)
+
+    def attend_causal(*args: Any) -> Tensor:
+        called.append(True)
+        return attention.attend_causal(*args)
+
+    monkeypatch.setattr(static_pass, "_LEAST_CAUSAL_ROWS", 1)
+    monkeypatch.setattr(static_pass, "attend_causal", attend_causal)
+    for begin, end in ((0, 13), (13, 24)):
+        places = torch.arange(begin, end)
+        expected = masked(ids[begin:end], places, places, 32, own_experts(model))
+        assert not called
+        found = unmasked(ids[begin:end], places, places, 32, own_experts(model), end=end)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        assert called
+        called.clear()
+
+
+def test_a_window_that_hides_earlier_rows_keeps_its_mask() -> None:
+    masks = MaskBuilder(tiny_config("mixtral", sliding_window=8), torch.float32, torch.device("cpu"))
+    mask = masks.build(torch.arange(12), 16)
+    assert list(masks.hide_only_what_follows(mask, 12)) == []
+    (kept,) = masks.hide_only_what_follows(mask, 8)
+    assert kept is mask
 
 
 def test_wider_masks_change_nothing() -> None:

@@ -37,6 +37,15 @@ def test_speculation_goes_on_past_one_plan() -> None:
     assert len(rig.mover.submitted) == 100
 
 
+def test_a_prefill_begins_more_copies_ahead_than_a_round() -> None:
+    rig = Rig(num_slots=8)
+    rig.residency.begin_pass(PassKind.PREFILL)
+    of_a_prefill = rig.mover.ahead_bytes
+    rig.residency.end_pass(1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
+    assert of_a_prefill > rig.mover.ahead_bytes > 0
+
+
 def test_priming_fills_free_slots_and_evicts_nothing() -> None:
     rig = Rig(num_slots=2)
     rig.plain_pass([1])

@@ -34,11 +34,11 @@ class FakeTime:
 class Rig:
     """A mover over a full host and a device whose copies end when told to."""
 
-    def __init__(self, *, is_free: bool = True, is_full: bool = True, max_begun: int = 3) -> None:
+    def __init__(self, *, is_free: bool = True, is_full: bool = True, least_begun: int = 3) -> None:
         self.disk = FakeDisk()
         self.records = host_records(self.disk, NUM_EXPERTS)
         self.device = FakeDevice(is_free=is_free)
-        self.mover = CudaMover(self.records, self.device, clock=MonotonicClock(), max_begun=max_begun)
+        self.mover = CudaMover(self.records, self.device, clock=MonotonicClock(), least_begun=least_begun)
         if is_full:
             self.records.start_filling()
             self.records.wait_full()
@@ -97,7 +97,7 @@ def test_of_a_record_whose_base_is_there_only_the_end_is_copied() -> None:
 
 
 def test_a_demand_overtakes_every_guess_that_has_not_begun() -> None:
-    rig = Rig(is_free=False, max_begun=2)
+    rig = Rig(is_free=False, least_begun=2)
     causes = [Cause.PRIME, Cause.PRIME, Cause.PRIME, Cause.PREFETCH, Cause.STAGE, Cause.PREFETCH, Cause.DEMAND]
     for slot, cause in enumerate(causes):
         rig.submit(slot, slot, cause)
@@ -109,8 +109,8 @@ def test_a_demand_overtakes_every_guess_that_has_not_begun() -> None:
     rig.close()
 
 
-def test_at_most_max_begun_copies_are_begun() -> None:
-    rig = Rig(is_free=False, max_begun=3)
+def test_three_copies_are_begun_and_no_more() -> None:
+    rig = Rig(is_free=False, least_begun=3)
     for slot in range(8):
         rig.submit(slot, slot)
     eventually(lambda: len(rig.device.begun) == 3)
@@ -121,8 +121,22 @@ def test_at_most_max_begun_copies_are_begun() -> None:
     rig.close()
 
 
+def test_as_many_bytes_as_asked_for_are_begun_ahead_and_the_next_fetch_is_overtaken() -> None:
+    rig = Rig(is_free=False, least_begun=1)
+    rig.mover.begin_ahead(4 * RECORD_BYTES)
+    for slot in range(6):
+        rig.submit(slot, slot, Cause.STAGE)
+    eventually(lambda: len(rig.device.begun) == 4)
+    rig.mover.begin_ahead(0)
+    rig.submit(6, 6, Cause.DEMAND)
+    rig.device.let(1000)
+    rig.wait_for(7)
+    assert [slot for slot, _ in rig.device.begun] == [0, 1, 2, 3, 6, 4, 5]
+    rig.close()
+
+
 def test_a_fetch_taken_back_never_runs_and_its_slot_is_free_at_once() -> None:
-    rig = Rig(is_free=False, max_begun=1)
+    rig = Rig(is_free=False, least_begun=1)
     rig.submit(1, 0)
     eventually(lambda: len(rig.device.begun) == 1)
     guess = rig.submit(2, 1, Cause.PREFETCH)
@@ -138,7 +152,7 @@ def test_a_fetch_taken_back_never_runs_and_its_slot_is_free_at_once() -> None:
 
 def test_a_fetch_taken_back_from_the_links_queue_gives_its_place_in_host_memory_back() -> None:
     records, device = host_records(FakeDisk(4096), 8, num_places=2), FakeDevice(slot_bytes=4096, is_free=False)
-    mover = CudaMover(records, device, clock=MonotonicClock(), max_begun=1)
+    mover = CudaMover(records, device, clock=MonotonicClock(), least_begun=1)
     first, second, third = (Fetch(ExpertKey(0, expert), expert, 4096, Cause.STAGE) for expert in range(3))
     mover.submit(first)
     eventually(lambda: len(device.begun) == 1)
@@ -165,7 +179,7 @@ def test_a_copy_that_has_begun_or_ended_is_not_taken_back() -> None:
 
 
 def test_the_device_waits_for_copies_that_have_begun_and_for_no_other() -> None:
-    rig = Rig(is_free=False, max_begun=2)
+    rig = Rig(is_free=False, least_begun=2)
     fetches = [rig.submit(expert, slot=expert) for expert in range(3)]
     assert [rig.mover.wait_on_device(fetch) for fetch in fetches] == [True, True, False]
     assert rig.device.waited_for == [0, 1]
@@ -202,7 +216,7 @@ def test_a_record_on_the_disk_never_holds_up_one_in_host_memory() -> None:
 
 
 def test_a_copy_waits_for_the_last_fence_of_its_own_slot_only() -> None:
-    rig = Rig(max_begun=1)
+    rig = Rig(least_begun=1)
     rig.mover.fence([0, 1])
     rig.mover.fence([1])
     for slot in range(3):
@@ -217,7 +231,7 @@ def test_a_copy_waits_for_the_last_fence_of_its_own_slot_only() -> None:
 
 
 def test_a_fence_set_after_the_submit_does_not_delay_the_copy() -> None:
-    rig = Rig(is_free=False, max_begun=1)
+    rig = Rig(is_free=False, least_begun=1)
     rig.submit(1, 0)
     rig.submit(2, 1)
     rig.mover.fence([1])
@@ -289,7 +303,7 @@ def test_an_interrupt_while_waiting_leaves_the_mover_usable() -> None:
 
 
 def test_close_ends_what_has_begun_drops_the_rest_and_may_be_called_twice() -> None:
-    rig = Rig(is_free=False, max_begun=2, is_full=False)
+    rig = Rig(is_free=False, least_begun=2, is_full=False)
     for slot in range(2):
         rig.submit(slot, slot)
     eventually(lambda: len(rig.device.begun) == 2)
@@ -316,7 +330,7 @@ def test_unpinned_records_go_through_a_buffer_that_no_begun_copy_still_uses() ->
     warnings: list[str] = []
     keys = [ExpertKey(0, expert) for expert in range(8)]
     records = HostRecords(disk, keys, budget_bytes=1 << 20, pinning=pinning, warn=warnings.append)
-    mover = CudaMover(records, device, clock=MonotonicClock(), max_begun=2)
+    mover = CudaMover(records, device, clock=MonotonicClock(), least_begun=2)
     for slot in range(8):
         mover.submit(Fetch(keys[slot], slot, RECORD_BYTES, Cause.DEMAND))
     for num_ended in range(8):

@@ -34,6 +34,15 @@ class MaskBuilder:
             }
         return self._mask(positions, bucket, self._window if self._is_sliding else None)
 
+    def hide_only_what_follows(
+        self, masks: torch.Tensor | Mapping[str, torch.Tensor], end: int
+    ) -> Sequence[torch.Tensor]:
+        """Those of `masks` that `build` made with no window shorter than the `end` positions there are."""
+        has_window = self._window is not None and self._window < end
+        if isinstance(masks, torch.Tensor):
+            return [] if has_window and self._is_sliding else [masks]
+        return [masks["full_attention"]] if has_window else list(masks.values())
+
     def _mask(self, positions: torch.Tensor, bucket: int, window: int | None) -> torch.Tensor:
         if self._columns.numel() != bucket:
             self._columns = torch.arange(bucket, device=self._device)

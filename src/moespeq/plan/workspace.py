@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moespeq.buckets import LengthBuckets
+from moespeq.buckets import PROMPT_DRAFT_ROWS, LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.types import ModelShape
 
@@ -63,12 +63,16 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
 def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
     num_buckets = LengthBuckets(context_tok).count
     num_graphs = (shape.num_layers + 2) * num_buckets  # pieces of a verify pass between its layers, and a draft step
-    pool_bytes = options.row_bucket * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES
+    rows = options.row_bucket
+    if options.has_draft:
+        num_graphs += -(-shape.num_layers // 8) * num_buckets + num_buckets  # a prompt's draft
+        rows = max(rows, PROMPT_DRAFT_ROWS)
+    pool_bytes = rows * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES
     return (
         Figure(
             "graphs",
             pool_bytes + num_graphs * _GRAPH_BYTES,
-            f"{num_graphs} of {num_buckets} length buckets, and one pool of {_GRAPH_COPIES} tensors [R, H]",
+            f"{num_graphs} of {num_buckets} length buckets, and one pool of {_GRAPH_COPIES} tensors [{rows}, H]",
         ),
         Figure("pools", _POOL_BYTES, "torch takes memory in whole segments"),
         Figure("context", _CONTEXT_BYTES, "the driver's context, kernels and libraries"),

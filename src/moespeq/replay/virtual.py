@@ -77,6 +77,9 @@ class VirtualMover:
     def wait_on_device(self, fetch: Fetch) -> bool:
         return False
 
+    def begin_ahead(self, num_bytes: int) -> None:
+        pass  # only what moves is begun
+
     def poll(self) -> Sequence[Completion]:
         self._begin_due()
         arrived: list[Completion] = []

@@ -3,7 +3,8 @@
 Owns the depth of the queue at the mover. A guess is submitted while fewer than `link_depth` fetches are under way, so
 that the link stays busy between two pumps; the mover begins the most urgent first and can take back what has not begun,
 so a deep queue neither delays a demand nor moves what nobody needs any more. A prefill uses what is foreseen once, in
-the order it is fetched, and leaves the queue alone for as long as a layer takes: it may fill half of the slots.
+the order it is fetched, and leaves the queue alone for as long as a layer takes: it may fill half of the slots, and
+more of it may be begun.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from moespeq.residency.slots import SlotCache
 from moespeq.types import Cause
 
 __all__ = ["Fetches"]
+
+# What 50 GB/s move while the engine thread is elsewhere: in a layer's launches, or in a prompt's layer.
+_AHEAD_BYTES, _PREFILL_AHEAD_BYTES = 40_000_000, 160_000_000
 
 
 class Fetches:
@@ -41,6 +45,7 @@ class Fetches:
     def begin(self, *, is_prefill: bool) -> None:
         """A pass starts."""
         self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
+        self._mover.begin_ahead(_PREFILL_AHEAD_BYTES if is_prefill else _AHEAD_BYTES)
 
     def speculate(self) -> None:
         """Submit guesses until the link is deep enough or one finds no room."""

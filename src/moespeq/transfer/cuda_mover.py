@@ -9,12 +9,14 @@ here, a reader that has just brought a record, and a thread of our own that slee
 the link going while the engine thread is elsewhere. The engine thread waits for the device itself, not for another
 thread: waking one takes longer than the copy of a record.
 
-Ordering. Copies on the stream cannot be overtaken, so at most `max_begun` are begun, and everything else is still in
-order of urgency, then of submission. Kernels may be reading the slot that a copy overwrites: `fence(slots)` marks a
-point on the compute stream behind the kernels that read these slots, and a copy into one of them waits for it on the
-device. Copies into other slots wait for nothing. In the other direction nothing is needed: a completion is made after
-its copy ended, and kernels that read the slot are launched after it was returned; or else `wait_on_device` queues
-the wait for a begun copy in front of them, and the host need not wake up in between.
+Ordering. Copies on the stream cannot be overtaken, so few are begun, and everything else is still in order of
+urgency, then of submission. How few is a trade: Python runs in one thread at a time, so whenever the engine thread
+computes for longer than the begun copies last, the link runs dry; `begin_ahead` says how much it may begin. Kernels
+may be reading the slot that a copy overwrites: `fence(slots)` marks a point on the compute stream behind the kernels
+that read these slots, and a copy into one of them waits for it on the device. Copies into other slots wait for
+nothing. In the other direction nothing is needed: a completion is made after its copy ended, and kernels that read
+the slot are launched after it was returned; or else `wait_on_device` queues the wait for a begun copy in front of
+them, and the host need not wake up in between.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from moespeq.types import Completion, Fetch
 __all__ = ["CudaMover"]
 
 
-_LOOK_EVERY_S = 2e-4  # shorter than `max_begun` copies on a fast link
+_LOOK_EVERY_S = 2e-4  # shorter than `least_begun` copies on a fast link
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,7 @@ class _Job:
     record: Tensor | None = None
     ready_s: float = 0.0
     copy: object | None = None
+    buffer: Tensor | None = None  # pinned, where the record itself is not
     reserved: Move | None = None
 
     @property
@@ -65,7 +68,7 @@ class _Job:
 class CudaMover:
     """Copies records into the slots of `stream`. For the engine thread only.
 
-    bytes_per_s: None for the link as it is. max_begun: copies that a demand cannot overtake.
+    bytes_per_s: None for the link as it is. least_begun: so many copies are begun however long they are.
     """
 
     def __init__(
@@ -75,13 +78,13 @@ class CudaMover:
         *,
         clock: Clock,
         bytes_per_s: float | None = None,
-        max_begun: int = 3,
+        least_begun: int = 3,
         sleep_until: Callable[[float], None] | None = None,
     ) -> None:
-        assert max_begun > 0, max_begun
+        assert least_begun > 0, least_begun
         self._records, self._stream, self._clock = records, stream, clock
         self._sleep_until = sleep_until or self._sleep_on_clock
-        self._max_begun = max_begun
+        self._least_begun, self._ahead_bytes, self._begun_bytes = least_begun, 0, 0
         self._times = LinkTimes(bytes_per_s)
         self._fences: dict[int, Point] = {}
         self._jobs: dict[int, _Job] = {}  # by slot, which is one fetch's until its completion
@@ -89,7 +92,8 @@ class CudaMover:
         self._lock = threading.Lock()
         self._has_news = False
         self._begun: deque[_Job] = deque()
-        self._staging: deque[Tensor] = deque()
+        self._begun_in: dict[int, _Job] = {}  # by slot
+        self._free_buffers: list[Tensor] = []
         self._moves = MoveLog()
         self._done = CompletionBox()
         self._is_closed = False
@@ -118,11 +122,14 @@ class CudaMover:
     def wait_on_device(self, fetch: Fetch) -> bool:
         if self._times.bytes_per_s is not None:
             return False  # a paced copy counts as arrived later than it is
-        job = next((job for job in tuple(self._begun) if job.fetch is fetch), None)
-        if job is None:
+        job = self._begun_in.get(fetch.slot)
+        if job is None or job.fetch is not fetch:
             return False
         self._stream.order_behind(job.copy)
         return True
+
+    def begin_ahead(self, num_bytes: int) -> None:
+        self._ahead_bytes = num_bytes
 
     def poll(self) -> Sequence[Completion]:
         self._advance()
@@ -192,8 +199,11 @@ class CudaMover:
 
     @property
     def _may_begin(self) -> bool:
-        most = self._max_begun if self._times.bytes_per_s is None else 1
-        return len(self._begun) < most and not self._is_closed
+        if self._is_closed:
+            return False
+        if self._times.bytes_per_s is not None:
+            return not self._begun
+        return len(self._begun) < self._least_begun or self._begun_bytes < self._ahead_bytes
 
     def _oldest(self) -> _Job | None:
         try:
@@ -231,25 +241,25 @@ class CudaMover:
     def _begin(self, job: _Job) -> None:
         assert job.record is not None, "in the link's queue without its record"
         try:
-            job.copy = self._stream.begin(self._reachable(job.record), job.fetch.slot, job.after)
+            job.copy = self._stream.begin(self._reachable(job, job.record), job.fetch.slot, job.after)
         except Exception as error:
             self._fail(job, error)
             return
         job.reserved = self._times.reserve(job.fetch.num_bytes, job.ready_s)
         self._begun.append(job)
+        self._begun_in[job.fetch.slot] = job
+        self._begun_bytes += job.fetch.num_bytes
         if not self._is_moving.is_set():
             self._is_moving.set()
 
-    def _reachable(self, record: Tensor) -> Tensor:
+    def _reachable(self, job: _Job, record: Tensor) -> Tensor:
         """The record where the copy engine can read it by itself: its place, or a buffer no begun copy still uses."""
         if self._records.is_pinned(record):
             return record
-        if len(self._staging) < self._max_begun:
-            self._staging.appendleft(self._records.pinned_buffer())
-        self._staging.rotate(-1)
-        buffer = self._staging[-1][: record.numel()]
-        np.copyto(buffer.numpy(), record.numpy())
-        return buffer
+        job.buffer = self._free_buffers.pop() if self._free_buffers else self._records.pinned_buffer()
+        copied = job.buffer[: record.numel()]
+        np.copyto(copied.numpy(), record.numpy())
+        return copied
 
     def _end_copies(self) -> None:
         now_s = self._looked_s = self._clock.now_s()
@@ -263,14 +273,20 @@ class CudaMover:
                     break
                 moved_s = self._stream.moved_s(job.copy)
             except Exception as error:
-                self._begun.popleft()
+                self._leave_link()
                 self._fail(job, error)
                 continue
-            ended.append((self._begun.popleft(), moved_s))
+            ended.append((self._leave_link(), moved_s))
         copies = [(job.fetch.num_bytes, moved_s, job.reserved) for job, moved_s in ended]
         for (job, _), move in zip(ended, self._times.ended(copies, now_s), strict=True):
             self._moves.add(move)
             self._end(job, Completion(job.fetch, move.end_s - move.begin_s, ended_s=move.end_s))
+
+    def _leave_link(self) -> _Job:
+        job = self._begun.popleft()
+        del self._begun_in[job.fetch.slot]
+        self._begun_bytes -= job.fetch.num_bytes
+        return job
 
     def _fail(self, job: _Job, error: Exception) -> None:
         """The driver refused (RuntimeError and its kin), or a bug of ours."""
@@ -278,6 +294,8 @@ class CudaMover:
         self._end(job, Completion(job.fetch, 0.0, copy_failure(job.fetch.key, error), bug=bug))
 
     def _end(self, job: _Job, done: Completion) -> None:
+        if job.buffer is not None:
+            self._free_buffers.append(job.buffer)
         self._records.give_back(job.fetch.key)
         self._done.post(done)
 

@@ -55,6 +55,9 @@ class ThreadMover:
     def wait_on_device(self, fetch: Fetch) -> bool:
         return False
 
+    def begin_ahead(self, num_bytes: int) -> None:
+        pass  # only what moves is begun
+
     def poll(self) -> Sequence[Completion]:
         return self._done.poll()
 

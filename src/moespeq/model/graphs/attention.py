@@ -5,7 +5,8 @@ On a CUDA device one row (a draft step) takes two launches of ours in all, and s
 Shapes: T rows of a pass, A query heads, Akv key heads, g = A / Akv, D head size, B length bucket, L stored positions.
 
 A few rows (a round) of grouped heads are laid side by side, [Akv, g * T], so that no key is copied g times; many rows
-(a prefill) repeat the keys instead of the mask.
+(a prefill) repeat the keys instead of the mask. A long prompt that sees all before it needs no mask at all, and is
+several times faster without.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from transformers.cache_utils import Cache
 
 __all__ = [
     "KVStorage",
     "PassThroughCache",
+    "attend_causal",
     "attend_one_row",
     "attend_plain",
     "attend_side_by_side",
@@ -130,10 +133,14 @@ def fits_side_by_side(num_heads: int, num_kv_heads: int, num_rows: int) -> bool:
 
 def attend_plain(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """query [1, A, T, D], keys and values [1, Akv, B, D], mask [1, 1, T, B] -> [1, T, A, D]."""
-    groups = query.shape[1] // keys.shape[1]
-    if groups > 1:
-        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    mixed = F.scaled_dot_product_attention(query, *_repeated(query, keys, values), attn_mask=mask, scale=scaling)
+    return mixed.transpose(1, 2).contiguous()
+
+
+def attend_causal(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """The same where the rows are the last T of B positions and each sees all up to its own."""
+    mask = causal_lower_right(query.shape[2], keys.shape[2])
+    mixed = F.scaled_dot_product_attention(query, *_repeated(query, keys, values), attn_mask=mask, scale=scaling)
     return mixed.transpose(1, 2).contiguous()
 
 
@@ -143,3 +150,11 @@ def attend_side_by_side(query: Tensor, keys: Tensor, values: Tensor, tall_mask: 
     rows = query.reshape(1, keys.shape[1], -1, head_dim)  # [1, Akv, g * T, D]
     mixed = F.scaled_dot_product_attention(rows, keys, values, attn_mask=tall_mask, scale=scaling)
     return mixed.reshape(1, num_heads, num_rows, -1).transpose(1, 2).contiguous()
+
+
+def _repeated(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for each query head, [1, A, B, D]."""
+    groups = query.shape[1] // keys.shape[1]
+    if groups == 1:
+        return keys, values
+    return keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)

@@ -61,7 +61,7 @@ class DraftGraphs:
 
     def draft(self, token: int, position: int, bucket: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
         """See Runner.draft."""
-        step_graph = self._steps.get(bucket) or self._capture(bucket)
+        step_graph = self._steps.get(bucket) or self.capture(bucket)
         self._token.fill_(token)
         self._place.fill_(position)
         num_told = 0
@@ -82,7 +82,8 @@ class DraftGraphs:
         routes: list[list[int]] = self._ring[step].tolist()
         return routes
 
-    def _capture(self, bucket: int) -> _Step:
+    def capture(self, bucket: int) -> _Step:
+        """The graph for `bucket`."""
         logits: list[Tensor] = []
         (graph,) = self._pool.capture(lambda _: logits.append(self._run(bucket)))
         self._steps[bucket] = _Step(graph, logits[0])

@@ -26,15 +26,28 @@ class Forward:
         self._cache = PassThroughCache()
 
     def __call__(
-        self, ids: Tensor, places: Tensor, written: Tensor, bucket: int, experts: LayerExperts, *, num_logits: int = 0
+        self,
+        ids: Tensor,
+        places: Tensor,
+        written: Tensor,
+        bucket: int,
+        experts: LayerExperts,
+        *,
+        num_logits: int = 0,
+        end: int | None = None,
     ) -> Tensor:
-        """ids, places (seen), written: int64 [T] -> logits of the last `num_logits` rows (0: of all), [n, V]."""
-        self._pass.begin(written, bucket, experts)
+        """ids, places (seen), written: int64 [T] -> logits of the last `num_logits` rows (0: of all), [n, V].
+
+        end: the position behind the last row, where the rows follow each other and each sees all up to its own.
+        """
+        masks = self._masks.build(places, self._columns or bucket)
+        causal = () if end is None else self._masks.hide_only_what_follows(masks, end)
+        self._pass.begin(written, bucket, experts, causal_masks=causal, end=end)
         with torch.inference_mode(), running(self._pass):
             output = self._model(
                 input_ids=ids[None],
                 position_ids=places[None],
-                attention_mask=self._masks.build(places, self._columns or bucket),
+                attention_mask=masks,
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=num_logits,

@@ -1,8 +1,8 @@
-"""The draft over a prompt's first rows, for its routes: the link begins with them before the target has asked.
+"""What a prompt will ask for: a draft over its first rows, before the target sees it.
 
-One eager pass with the resident base of the experts, no graph: the rows are as many as the prompt has. Its keys and
-values are the draft's; the target's prefill that follows writes every one of them again. The host launches far ahead of
-the device and tells a layer's routes when they have come back.
+It writes keys and values that the target then writes again. A prefill is bound by the link, so what matters is to name
+records early: eager, this pass would take as long to launch as all slots take to fill. So it is a few graphs, cut where
+a layer's routes are known, more rows than there are tokens, the last of them repeated.
 
 Shapes: T rows, L MoE layers, K experts a row.
 """
@@ -14,47 +14,75 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moespeq.buckets import PROMPT_DRAFT_ROWS
 from moespeq.model.graphs.attention import attention_of_any_shape
+from moespeq.model.graphs.capture import GraphPool, PieceRecorder
 from moespeq.model.graphs.compiled import eager_layers
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import LayerExperts
+from moespeq.model.graphs.static_rows import StaticRows
 from moespeq.model.runner import OnLayer
 
 __all__ = ["PromptDraft"]
 
-# More name few new experts, and each routed pair reads its expert's base once more.
-_MAX_ROWS = 128
+_LAYERS_A_PIECE = 8  # one layer's records keep the link busy for longer than these take
 
 
 class PromptDraft:
-    """`experts` are the draft's."""
+    """One set of pieces for each length bucket, captured when it is first needed. `experts` are the draft's.
+
+    spare_place: of the cache, where rows without a token write.
+    """
 
     def __init__(
-        self, forward: Forward, experts: LayerExperts, *, num_layers: int, top_k: int, device: torch.device
+        self,
+        forward: Forward,
+        pool: GraphPool,
+        experts: LayerExperts,
+        *,
+        num_layers: int,
+        top_k: int,
+        spare_place: int,
+        device: torch.device,
     ) -> None:
-        self._forward, self._experts = forward, experts
-        self._routes = torch.zeros(num_layers, _MAX_ROWS, top_k, dtype=torch.int64, pin_memory=True)
+        self._forward, self._pool, self._experts, self._spare_place = forward, pool, experts, spare_place
+        self._inputs = StaticRows(PROMPT_DRAFT_ROWS, device)
+        self._routes = torch.zeros(num_layers, PROMPT_DRAFT_ROWS, top_k, dtype=torch.int64, pin_memory=True)
         self._stream = torch.cuda.current_stream(device)
-        self._known = [torch.cuda.Event() for _ in range(num_layers)]
+        self._ends = [*range(1, num_layers, _LAYERS_A_PIECE), num_layers]  # layers whose routes a piece makes known
+        self._known = [torch.cuda.Event() for _ in self._ends]
+        self._sets: dict[int, Sequence[torch.cuda.CUDAGraph]] = {}
+
+    def capture(self, bucket: int) -> Sequence[torch.cuda.CUDAGraph]:
+        """The pieces for `bucket`. The first time it also runs once; no sequence has begun then."""
+        if not self._sets:
+            self._inputs.fill([0], self._spare_place, spare_place=self._spare_place)
+            self._pool.warm_up(lambda: self._run(bucket, None))
+        self._sets[bucket] = self._pool.capture(lambda recorder: self._run(bucket, recorder))
+        return self._sets[bucket]
 
     def run(self, tokens: Sequence[int], start: int, bucket: int, on_layer: OnLayer) -> None:
         """See Runner.foresee; the rows' last place lies inside `bucket`."""
-        ids = torch.tensor(tokens[:_MAX_ROWS], device=self._stream.device)
-        places = torch.arange(start, start + len(ids), device=self._stream.device)
+        pieces = self._sets.get(bucket) or self.capture(bucket)
+        rows = min(len(tokens), PROMPT_DRAFT_ROWS)
+        self._inputs.fill(tokens[:rows], start, spare_place=self._spare_place)
+        for piece, known in zip(pieces, self._known, strict=True):
+            piece.replay()
+            known.record(self._stream)
         told = 0
+        for known, end in zip(self._known, self._ends, strict=True):
+            known.synchronize()
+            for layer in range(told, end):
+                on_layer(layer, self._routes[layer, :rows].tolist())
+            told = end
 
+    def _run(self, bucket: int, recorder: PieceRecorder | None) -> None:
         def experts(layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
-            nonlocal told
-            self._routes[layer, : len(routes)].copy_(routes, non_blocking=True)
-            self._known[layer].record(self._stream)
-            mixed = self._experts(layer, hidden, routes, weights)
-            while told < layer and self._known[told].query():
-                on_layer(told, self._routes[told, : len(ids)].tolist())
-                told += 1
-            return mixed
+            self._routes[layer].copy_(routes, non_blocking=True)
+            if recorder is not None and layer + 1 in self._ends[:-1]:
+                recorder.cut()
+            return self._experts(layer, hidden, routes, weights)
 
+        rows = self._inputs
         with eager_layers(), attention_of_any_shape():
-            self._forward(ids, places, places, bucket, experts, num_logits=1)
-        for layer in range(told, len(self._known)):
-            self._known[layer].synchronize()
-            on_layer(layer, self._routes[layer, : len(ids)].tolist())
+            self._forward(rows.tokens, rows.seen, rows.written, bucket, experts, num_logits=1)

@@ -23,11 +23,13 @@ from moespeq.model.runner import Choose, OneStream, OnLayer, OnStep, max_k, rope
 
 __all__ = ["GraphRunner"]
 
+_CAPTURED_AT_LOAD_TOK = 4096  # half a second a bucket, better spent there than in the middle of an answer
 _MASK_ALIGN_TOK = 64  # attention kernels want rows of a mask to begin on 16 bytes
 
 
 class GraphRunner:
-    """See Runner. `warm_up` compiles and allocates; graphs of a length bucket are captured when it is first reached.
+    """See Runner. `warm_up` compiles, allocates and captures the graphs of usual lengths; those of a longer bucket are
+    captured when it is first reached.
 
     draft: the draft's experts, None for an engine that never drafts; products: a verified layer's; prefill: a prompt's.
     """
@@ -70,7 +72,13 @@ class GraphRunner:
             fixed, pool, draft, num_layers=num_layers, top_k=top_k, max_steps=rows, device=self.device
         )
         self._prompt_draft = draft and PromptDraft(
-            self._eager, draft, num_layers=num_layers, top_k=top_k, device=self.device
+            fixed,
+            pool,
+            draft,
+            num_layers=num_layers,
+            top_k=top_k,
+            spare_place=context_tok,
+            device=self.device,
         )
 
     @property
@@ -87,12 +95,17 @@ class GraphRunner:
         }
 
     def warm_up(self) -> None:
-        """Compile the layers for one row and for R rows, and allocate the cache; no sequence has begun."""
+        """Compile the layers for one row and for R rows, allocate the cache, capture; no sequence has begun."""
         compile_layers(self.model)
-        bucket = self.buckets.above(0)
-        self._verify.warm_up(self.context_tok, bucket)
+        first, *longer = self.buckets.up_to(_CAPTURED_AT_LOAD_TOK)
+        self._verify.warm_up(self.context_tok, first)
         if self._draft:
-            self._draft.warm_up(0, bucket)  # inside the bucket; the first prompt writes this place again
+            self._draft.warm_up(0, first)  # inside the bucket; the first prompt writes this place again
+        for bucket in (first, *longer):
+            self._verify.capture(bucket)
+            if self._draft and self._prompt_draft:
+                self._draft.capture(bucket)
+                self._prompt_draft.capture(bucket)
 
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
@@ -117,7 +130,8 @@ class GraphRunner:
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
         with eager_layers(), attention_of_any_shape():
-            return self._eager(ids, places, places, bucket, self._prefill.of(len(tokens)), num_logits=num_logits)
+            experts, end = self._prefill.of(len(tokens)), start + len(tokens)
+            return self._eager(ids, places, places, bucket, experts, num_logits=num_logits, end=end)
 
     def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"

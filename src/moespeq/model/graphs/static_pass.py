@@ -8,12 +8,13 @@ Shapes: T rows, K experts a row, H hidden, A heads, D head size, C columns of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from moespeq.model.graphs.attention import (
     KVStorage,
+    attend_causal,
     attend_one_row,
     attend_plain,
     attend_side_by_side,
@@ -22,6 +23,8 @@ from moespeq.model.graphs.attention import (
 )
 
 __all__ = ["LayerExperts", "StaticPass"]
+
+_LEAST_CAUSAL_ROWS = 1024  # below, a mask costs nothing beside the link
 
 LayerExperts = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(MoE layer, hidden [T, H], routes [T, K], weights [T, K]) -> [T, H]."""
@@ -33,9 +36,21 @@ class StaticPass:
     def __init__(self, storage: KVStorage) -> None:
         self._storage = storage
 
-    def begin(self, places: Tensor, bucket: int, experts: LayerExperts) -> None:
-        """The next forward writes its rows at `places` int64 [T] and attends over the first `bucket` positions."""
-        self._places, self._bucket, self._experts = places, bucket, experts
+    def begin(
+        self,
+        places: Tensor,
+        bucket: int,
+        experts: LayerExperts,
+        *,
+        causal_masks: Sequence[Tensor] = (),
+        end: int | None = None,
+    ) -> None:
+        """The next forward writes its rows at `places` int64 [T] and attends over the first `bucket` positions.
+
+        causal_masks: those of its masks that hide nothing but what follows a row, the last of which is at `end` - 1.
+        """
+        self._places, self._bucket, self._experts, self._end = places, bucket, experts, end
+        self._causal_masks = {mask.data_ptr() for mask in causal_masks}
         self._num_attended = self._num_experts = 0
         self._tall_masks: dict[int, Tensor] = {}
 
@@ -47,7 +62,11 @@ class StaticPass:
             return attend_one_row(
                 query, key, value, *stored, self._places, mask, bucket_tok=self._bucket, scaling=scaling
             )
-        keys, values = (t[:, :, : self._bucket] for t in self._storage.write(layer, self._places, key, value))
+        is_causal = query.shape[2] >= _LEAST_CAUSAL_ROWS and mask.data_ptr() in self._causal_masks
+        length_tok = self._end if is_causal else self._bucket
+        keys, values = (t[:, :, :length_tok] for t in self._storage.write(layer, self._places, key, value))
+        if is_causal:
+            return attend_causal(query, keys, values, scaling)
         seen = mask[..., : self._bucket]
         if not fits_side_by_side(query.shape[1], key.shape[1], query.shape[2]):
             return attend_plain(query, keys, values, seen, scaling)

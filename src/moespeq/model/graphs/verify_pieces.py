@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from moespeq.kernels.weighted_sum import weighted_sum
 from moespeq.model.graphs.capture import GraphPool, PieceRecorder
 from moespeq.model.graphs.forward import Forward
+from moespeq.model.graphs.static_rows import StaticRows
 
 __all__ = ["LayerProducts", "VerifyPieces"]
 
@@ -67,9 +67,8 @@ class VerifyPieces:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._forward, self._pool, self._layers, self._rows = forward, pool, layers, rows
-        self._inputs_host = torch.zeros(3, rows, dtype=torch.int64, pin_memory=True)
-        self._inputs = torch.zeros(3, rows, dtype=torch.int64, device=device)  # tokens, places seen, places written
+        self._forward, self._pool, self._layers = forward, pool, layers
+        self._inputs = StaticRows(rows, device)
         self._hidden = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
         self._products = torch.zeros(rows * top_k, hidden_size, dtype=dtype, device=device)
         self._routes = torch.zeros(rows, top_k, dtype=torch.int64, pin_memory=True)
@@ -78,14 +77,14 @@ class VerifyPieces:
 
     def warm_up(self, spare_place: int, bucket: int) -> None:
         """Run once without capture, at places that no sequence uses."""
-        self._fill([0], spare_place)
+        self._inputs.fill([0], spare_place)
         self._pool.warm_up(lambda: self._run(bucket, None))
         self._layers.warm_up(self._hidden, self._products)
 
     def verify(self, tokens: Sequence[int], position: int, bucket: int) -> Tensor:
         """See Runner.verify; the true routes go to `layers`."""
-        pieces = self._sets.get(bucket) or self._capture(bucket)
-        self._fill(tokens, position)
+        pieces = self._sets.get(bucket) or self.capture(bucket)
+        self._inputs.fill(tokens, position)
         *before_experts, last = pieces.graphs
         live_routes = self._routes[: len(tokens)]
         for layer, graph in enumerate(before_experts):
@@ -101,17 +100,8 @@ class VerifyPieces:
         """Drop the products of a pass that was cut inside a layer: padded rows would keep theirs."""
         self._products.zero_()
 
-    def _fill(self, tokens: Sequence[int], position: int) -> None:
-        live = len(tokens)
-        assert live <= self._rows
-        written = np.arange(position, position + self._rows)
-        inputs = self._inputs_host.numpy()
-        inputs[0, :live], inputs[0, live:] = tokens, tokens[-1]
-        inputs[1] = written.clip(max=position + live - 1)
-        inputs[2] = written
-        self._inputs.copy_(self._inputs_host, non_blocking=True)
-
-    def _capture(self, bucket: int) -> _Pieces:
+    def capture(self, bucket: int) -> _Pieces:
+        """The pieces for `bucket`."""
         logits: list[Tensor] = []
         graphs = self._pool.capture(lambda recorder: logits.append(self._run(bucket, recorder)))
         self._sets[bucket] = _Pieces(graphs, logits[0])
@@ -127,5 +117,5 @@ class VerifyPieces:
             self._products.zero_()
             return mixed
 
-        tokens, seen, written = self._inputs
-        return self._forward(tokens, seen, written, bucket, experts)
+        rows = self._inputs
+        return self._forward(rows.tokens, rows.seen, rows.written, bucket, experts)
