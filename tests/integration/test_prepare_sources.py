@@ -8,12 +8,14 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import torch
 
 from families import make_tiny
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.nested import Layout
 from moespeq.prepare import (
     cache_folder_for,
+    default_layout,
     default_output,
     is_store,
     prepare_cached,
@@ -66,6 +68,26 @@ def test_the_first_use_prepares_into_the_cache_and_later_ones_find_it(source: Pa
     assert prepare_cached(str(source)) == first
     assert prepare_cached(first) == first
     assert files_of(first) == before
+
+
+def test_where_a_gpu_encodes_the_smaller_layout_is_the_default_unless_the_other_is_there(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_layout("auto") is default_layout("cpu") is Layout.FIXED
+    there = prepare_cached(source)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert default_layout("auto") is default_layout("cuda") is Layout.CODE_WIDTH
+    assert default_layout("cpu") is Layout.FIXED
+    assert prepare_cached(source) == there
+
+
+def test_a_layout_that_is_asked_for_is_made_whatever_is_there(source: Path, tmp_path: Path) -> None:
+    default = prepare_cached(source)
+    assert prepare_cached(source, layout=Layout.CODE_WIDTH) != default
+    assert prepare_cached(source) == default
+    for layout in (None, Layout.CODE_WIDTH):
+        with Store.open(prepare_store(source, tmp_path / f"{layout}", layout=layout)) as store:
+            assert set(store.manifest.layouts) == {layout or Layout.FIXED}
 
 
 def test_a_changed_checkpoint_or_option_has_a_store_of_its_own(source: Path, tmp_path: Path) -> None:

@@ -21,8 +21,13 @@ def command(
     *,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The new store; by default NAME.moespeq.")] = None,
     format: Annotated[  # noqa: A002 - the option's name
-        str, typer.Option("--format", metavar="nested|code-width|plain", help="Layout of the expert records.")
-    ] = "nested",
+        str,
+        typer.Option(
+            "--format",
+            metavar="auto|nested|code-width|plain",
+            help="Layout of the expert records; auto: code-width where a GPU encodes them, nested on a CPU.",
+        ),
+    ] = "auto",
     bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2; by default 4.")] = None,
     group: Annotated[int | None, typer.Option("--group", help="Weights that share a scale; by default 64.")] = None,
     device: Annotated[
@@ -35,7 +40,7 @@ def command(
     from moespeq.cli.console import out as console
     from moespeq.cli.console import print_json, progress_bar
     from moespeq.config import format_bytes
-    from moespeq.prepare import not_kept, prepare_store, resolve_source
+    from moespeq.prepare import default_layout, not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)
     with progress_bar() as bar:
@@ -43,6 +48,7 @@ def command(
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:
+        layout = layout or default_layout(device)
         facts = {"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()}
         print_json({**facts, "not_kept": list(left_out)})
     else:
@@ -51,18 +57,18 @@ def command(
         console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {quote(str(store))} -p ...`")
 
 
-def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout, BaseFormat]:
-    """(Layout, BaseFormat) by name. Raises UsageError."""
+def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | None, BaseFormat]:
+    """(Layout or None for auto, BaseFormat) by name. Raises UsageError."""
     from dataclasses import replace
 
     from moespeq.config import nearest_name
     from moespeq.errors import UsageError
     from moespeq.nested import DEFAULT_FORMAT, Layout
 
-    known = [layout.value for layout in Layout]
+    known = ["auto", *(layout.value for layout in Layout)]
     if name not in known:
         raise UsageError(f"Unknown format '{name}'; use {', '.join(known)}.{nearest_name(name, known)}")
     fmt = DEFAULT_FORMAT
-    return Layout(name), replace(
+    return None if name == "auto" else Layout(name), replace(
         fmt, bits=fmt.bits if bits is None else bits, group=fmt.group if group is None else group
     )

@@ -19,6 +19,7 @@ _LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
 _SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
 _PLAIN_SCRATCH_COPIES = 8  # while a GPU decodes it into a plain record, whose places and indices are wide integers
 _GRAPH_COPIES = 24  # [R, H] tensors alive at once inside a graph; all graphs share one pool
+_MOST_MASK_ROWS = 1024  # of a few rows' mask, once for each query head of a key head
 _GRAPH_BYTES = 256 << 10  # what the driver keeps of one graph that is ready to launch
 _CONTEXT_BYTES = 880 << 20  # on an H200: the context 617 MiB, cuBLAS and attention 106, our kernels and graphs the rest
 _POOL_BYTES = 128 << 20  # whole segments of 2 and 20 MiB, of which the last are half empty
@@ -63,16 +64,16 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
 def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
     num_buckets = LengthBuckets(context_tok).count
     num_graphs = (shape.num_layers + 2) * num_buckets  # pieces of a verify pass between its layers, and a draft step
-    rows = options.row_bucket
+    rows, mask_bytes = options.row_bucket, 0
     if options.has_draft:
-        num_graphs += -(-shape.num_layers // 8) * num_buckets + num_buckets  # a prompt's draft
-        rows = max(rows, PROMPT_DRAFT_ROWS)
-    pool_bytes = rows * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES
+        num_graphs += (2 + shape.num_layers // 8) * num_buckets  # pieces of a prompt's draft
+        rows, mask_bytes = max(rows, PROMPT_DRAFT_ROWS), _MOST_MASK_ROWS * context_tok * _BF16_BYTES
+    pool_bytes = rows * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES + mask_bytes
     return (
         Figure(
             "graphs",
             pool_bytes + num_graphs * _GRAPH_BYTES,
-            f"{num_graphs} of {num_buckets} length buckets, and one pool of {_GRAPH_COPIES} tensors [{rows}, H]",
+            f"{num_graphs} of {num_buckets} length buckets; a pool of {_GRAPH_COPIES} tensors [{rows}, H] and a mask",
         ),
         Figure("pools", _POOL_BYTES, "torch takes memory in whole segments"),
         Figure("context", _CONTEXT_BYTES, "the driver's context, kernels and libraries"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moespeq.prepare.encoder import default_layout
 from moespeq.prepare.export import export_checkpoint
 from moespeq.prepare.prepare import prepare_cached, prepare_store, write_store
 from moespeq.prepare.progress import ProgressSink
@@ -12,6 +13,7 @@ __all__ = [
     "ProgressSink",
     "VerifyReport",
     "cache_folder_for",
+    "default_layout",
     "default_output",
     "export_checkpoint",
     "is_store",

@@ -14,7 +14,7 @@ from moespeq import __version__
 from moespeq.errors import CheckpointError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
-from moespeq.prepare.encoder import ExpertEncoder
+from moespeq.prepare.encoder import ExpertEncoder, default_layout
 from moespeq.prepare.experts import BF16_BYTES, ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
 from moespeq.prepare.progress import Meter, ProgressSink
@@ -47,14 +47,15 @@ def prepare_store(
     source: Path | str,
     out: Path | None = None,
     *,
-    layout: Layout = Layout.FIXED,
+    layout: Layout | None = None,
     fmt: BaseFormat = DEFAULT_FORMAT,
     device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
     """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
 
-    device: where experts are encoded, by default a GPU where there is one; the bytes are the same. Goes on where an
+    device: where experts are encoded, by default a GPU where there is one; the bytes are the same. layout: by default
+    the faster one on such a device (see `default_layout`). Goes on where an
     interrupted run for the same checkpoint and options stopped. Raises CheckpointError, UnsupportedModelError,
     StoreError (it exists, or another process prepares it) or StorageError (no space).
     """
@@ -70,7 +71,7 @@ def prepare_store(
             out,
             name=name_of(source),
             digests=hasher.wait,
-            layout=layout,
+            layout=layout or default_layout(device),
             fmt=fmt,
             device=device,
             progress=progress,
@@ -111,19 +112,23 @@ def write_store(
 def prepare_cached(
     source: Path | str,
     *,
-    layout: Layout = Layout.FIXED,
+    layout: Layout | None = None,
     fmt: BaseFormat = DEFAULT_FORMAT,
     device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
-    """The store of `source`: itself when it is one, else the cached one, prepared now if need be."""
+    """The store of `source`: itself when it is one, else the cached one, prepared now if need be.
+
+    layout: None for the default's, or the other nested one where only that is there already.
+    """
     folder = resolve_source(source)
     if is_store(folder):
         return folder
-    out = cache_folder_for(folder, name=name_of(source), layout=layout, fmt=fmt)
-    if is_store(out):
-        return out
-    return prepare_store(source, out, layout=layout, fmt=fmt, device=device, progress=progress)
+    first = layout or default_layout(device)
+    others = () if layout else (Layout.CODE_WIDTH, Layout.FIXED)
+    outs = [cache_folder_for(folder, name=name_of(source), layout=each, fmt=fmt) for each in (first, *others)]
+    there = next(filter(is_store, outs), None)
+    return there or prepare_store(source, outs[0], layout=first, fmt=fmt, device=device, progress=progress)
 
 
 class _Preparation:
