@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moespeq.config import format_bytes
+from moespeq.nested import Layout
 from moespeq.errors import UsageError
 from result_file import RESULTS, read_result
 from rows import BASELINE
@@ -109,13 +110,14 @@ def _changed(result: Result, phase: str) -> list[str]:
 def _facts(result: Result) -> list[str]:
     device, machine, store = result["device"], result["machine"], result["store"]
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items() if value)
+    layout = Layout(result.get("layout", Layout.FIXED.value))
     return [
         f"{device['name']}; {machine['cpu']}, {machine['cores']} cores, {format_bytes(machine['memory_bytes'])}; "
         f"{format_bytes(result['budget_bytes'])} of device memory; commit `{result['commit']}`; {versions}.",
         "",
         f"{store['moe_layers']} MoE layers of {store['experts_per_layer']} experts; a record has "
-        f"{format_bytes(store['record_bytes'])} ({store['bits_per_weight']:.2f} bits a weight), "
-        f"as plain bf16 {format_bytes(store['plain_record_bytes'])}.",
+        f"{format_bytes(store['record_bytes'])} ({store['bits_per_weight']:.2f} bits a weight, layout "
+        f"{layout.value}), as plain bf16 {format_bytes(store['plain_record_bytes'])}.",
     ]
 
 
