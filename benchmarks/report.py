@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moespeq.config import format_bytes
-from moespeq.nested import Layout
 from moespeq.errors import UsageError
+from moespeq.nested import Layout
 from result_file import RESULTS, read_result
 from rows import BASELINE
 from shapes import SHAPES
