@@ -18,7 +18,7 @@ from moespeq.transfer.cuda_driver import CudaDriver, EventHandle
 
 __all__ = ["CopyStream", "CudaCopyStream", "Point"]
 
-_NUM_COPIES = 16  # events in turn, so that a thread that still waits for an ended copy does not wait for the next one
+_NUM_SPARE = 16  # events rest before they are used again: a thread may still wait for the copy that ended
 
 
 class Point(Protocol):
@@ -68,7 +68,7 @@ class _Copy:
 
 
 class CudaCopyStream:
-    """Copies into `slots`, uint8 [S, stride] in GPU memory. Events are made once and used again."""
+    """Copies into `slots`, uint8 [S, stride] in GPU memory. Events are made as needed and used again."""
 
     def __init__(self, slots: Tensor) -> None:
         self.num_slots, self.slot_bytes = slots.shape
@@ -77,7 +77,7 @@ class CudaCopyStream:
         self._stream = torch.cuda.Stream(slots.device)
         self._compute = torch.cuda.current_stream(slots.device)
         self._driver = CudaDriver()
-        self._spare = deque(self._new_copy() for _ in range(_NUM_COPIES))
+        self._spare: deque[_Copy] = deque()
 
     def fence(self) -> Point:
         event = torch.cuda.Event()
@@ -87,7 +87,7 @@ class CudaCopyStream:
     def begin(self, record: Tensor, slot: int, after: Point | None) -> object:
         driver, stream = self._driver, self._stream.cuda_stream
         driver.bind()
-        copy = self._spare.popleft() if self._spare else self._new_copy()
+        copy = self._spare.popleft() if len(self._spare) > _NUM_SPARE else self._new_copy()
         if isinstance(after, torch.cuda.Event):
             driver.wait_on_stream(stream, after.cuda_event)
         driver.record(copy.begin, stream)
