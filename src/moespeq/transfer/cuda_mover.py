@@ -181,7 +181,8 @@ class CudaMover:
         job.record, job.ready_s = _tail(outcome, job.fetch.num_bytes), self._clock.now_s()
         if not self._begin_at_once(job):
             self._link.put(job.fetch.slot, job.fetch.cause)
-            self._advance()
+            if self._may_begin:
+                self._advance()
 
     def _begin_at_once(self, job: _Job) -> bool:
         """Where nothing is queued and few are begun, a demand need not pass through the queue."""
@@ -277,6 +278,8 @@ class CudaMover:
                 self._fail(job, error)
                 continue
             ended.append((self._leave_link(), moved_s))
+        if not ended:
+            return
         copies = [(job.fetch.num_bytes, moved_s, job.reserved) for job, moved_s in ended]
         for (job, _), move in zip(ended, self._times.ended(copies, now_s), strict=True):
             self._moves.add(move)
