@@ -84,6 +84,8 @@ class LoadOptions:
     rows: the row bucket R of every verify pass; k is at most R - 1 and results are identical between runs of equal R.
     1 is for an engine that never drafts.
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.
+    k_min, itl_budget_ms: for k="auto", the shortest draft that may be chosen, and the longest that a round, the wait
+    between two bursts of tokens, may take; the shortest draft is allowed whatever it takes.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
     eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
     records: what crosses the link. "store": what is stored, completed by the resident base; "whole": base and residual
@@ -100,6 +102,8 @@ class LoadOptions:
     host_memory: int | None = None
     base_memory: int | None = None
     k: int | Literal["auto"] = "auto"
+    k_min: int = 0
+    itl_budget_ms: float | None = None
     rows: int | None = None
     ctx_size: int | None = None
     mode: Literal["speculative", "on_demand"] = "speculative"
@@ -150,20 +154,37 @@ class LoadOptions:
             raise UsageError(f"base_memory decides which records travel whole; leave records='{self.records}' out.")
 
     def _check_k(self) -> None:
+        self._check_governed()
         if self.k == "auto":
             return
-        is_open = self.device == "auto" and self.rows is None and self.mode != "on_demand"
-        rows = max(_DEFAULT_ROWS.values()) if is_open else self.row_bucket
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
-            raise UsageError(f"k must be 'auto' or a whole number from 0 to {rows - 1}, got {self.k!r}.")
+            raise UsageError(f"k must be 'auto' or a whole number from 0 to {self._known_rows - 1}, got {self.k!r}.")
         if self.k and self.mode == "on_demand":
             raise UsageError(f"on_demand decodes without a draft, got k={self.k}; leave k out.")
         if self.k and self.records == "whole":
             raise UsageError(f"Whole records leave no base resident to draft with, got k={self.k}; leave k out.")
-        if self.k > rows - 1:
-            larger = next((bucket for bucket in ROW_BUCKETS if bucket > self.k), None)
-            advice = f"load with rows={larger}" if larger else f"the largest k is {ROW_BUCKETS[-1] - 1}"
-            raise UsageError(f"k={self.k} needs {self.k + 1} rows, but rows is {rows}; {advice}.")
+        self._check_fits_rows("k", self.k)
+
+    def _check_governed(self) -> None:
+        """What bounds the governor's choice."""
+        if isinstance(self.k_min, bool) or not isinstance(self.k_min, int) or self.k_min < 0:
+            raise UsageError(f"k_min must be a whole number from 0 to {self._known_rows - 1}, got {self.k_min!r}.")
+        self._check_fits_rows("k_min", self.k_min)
+        if self.itl_budget_ms is not None and not 0 < self.itl_budget_ms < math.inf:
+            raise UsageError(f"itl_budget_ms must be above 0 ms, got {self.itl_budget_ms!r}.")
+
+    def _check_fits_rows(self, name: str, k: int) -> None:
+        rows = self._known_rows
+        if k > rows - 1:
+            larger = next((bucket for bucket in ROW_BUCKETS if bucket > k), None)
+            advice = f"load with rows={larger}" if larger else f"the largest {name} is {ROW_BUCKETS[-1] - 1}"
+            raise UsageError(f"{name}={k} needs {k + 1} rows, but rows is {rows}; {advice}.")
+
+    @property
+    def _known_rows(self) -> int:
+        """The row bucket, or the largest default where the device is open."""
+        is_open = self.device == "auto" and self.rows is None and self.mode != "on_demand"
+        return max(_DEFAULT_ROWS.values()) if is_open else self.row_bucket
 
     @property
     def row_bucket(self) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "PromptError",
     "StorageError",
     "StoreError",
+    "TraceError",
     "UnsupportedModelError",
     "UsageError",
 ]
@@ -56,3 +57,7 @@ class BudgetError(MoespeqError):
 
 class StorageError(MoespeqError):
     """The disk is full, or a read or write failed."""
+
+
+class TraceError(MoespeqError):
+    """A routing trace is missing, damaged or of another schema version, or cannot be written."""

@@ -198,6 +198,7 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
         "k",
         "rows",
         "ctx_size",
+        "itl_budget_ms",
         "link_bytes_per_s",
         "records",
         "threads",

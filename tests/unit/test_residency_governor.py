@@ -1,4 +1,4 @@
-"""The depth: formulas against hand-computed values, and choices in worlds whose best depth is known."""
+"""The depth: choices in worlds whose best depth is known."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from moespeq.residency import AmortizingDepth, FixedDepth, GovernorOptions
-from moespeq.residency.roofline import (
-    amortization_intensity,
-    expected_accepted,
-    expected_committed,
-    paper_cycle_s,
-    tokens_per_s,
-)
 from moespeq.residency.running_mean import RunningMean
 from moespeq.types import StepReport
 
@@ -52,24 +45,6 @@ class World:
         return max(sorted(set(late)), key=late.count)
 
 
-def test_expected_tokens_of_a_chain() -> None:
-    assert expected_accepted([0.5, 0.5]) == 0.75
-    assert expected_committed([0.5, 0.5]) == 1.75
-    assert expected_committed([]) == 1.0
-    assert expected_committed([1.0] * 8) == 9.0
-
-
-def test_papers_formulas() -> None:
-    assert amortization_intensity([1.0, 0.5], tok_bytes=100.0, sync_bytes=50.0) == 3.0
-    assert amortization_intensity([1.0], tok_bytes=100.0, sync_bytes=0.0) == float("inf")
-    assert paper_cycle_s(draft_s=2.0, initial_io_s=3.0, new_io_s=4.0, verify_s=5.0) == 12.0
-
-
-def test_throughput_charges_k_plus_one_steps_and_none_without_a_draft() -> None:
-    assert tokens_per_s([1.0, 1.0], draft_step_s=1.0, verify_s=3.0) == 0.5
-    assert tokens_per_s([], draft_step_s=1.0, verify_s=2.0) == 0.5
-
-
 @pytest.mark.parametrize(("max_k", "chosen"), [(8, 4), (2, 2), (0, 0)])
 def test_fixed_depth_yields_only_to_the_round(max_k: int, chosen: int) -> None:
     assert FixedDepth(4).choose(max_k) == chosen
@@ -104,8 +79,63 @@ def test_choice_follows_a_change_of_regime() -> None:
     assert (good.favourite(), bad.favourite()) == (16, 0)
 
 
-def test_first_round_runs_at_the_calibration_depth() -> None:
-    assert AmortizingDepth(GovernorOptions(k_max=32)).choose(32) == 4
+def test_plain_rounds_come_first_and_then_drafts_grow_while_they_pay() -> None:
+    world = World(runs=[40], draft_step_s=0.001, verify_s=lambda k: 0.1 + 0.001 * k)
+    world.play(AmortizingDepth(GovernorOptions(k_max=32)), num_rounds=11, k_max=32)
+    assert world.depths == [0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32]
+
+
+def test_drafts_stop_growing_where_nothing_is_accepted() -> None:
+    world = World(runs=[0], draft_step_s=0.01, verify_s=lambda k: 0.1 + 0.05 * k)
+    world.play(AmortizingDepth(GovernorOptions(k_max=32)), num_rounds=1000, k_max=32)
+    assert max(world.depths) <= 4
+    assert world.depths.count(0) > 980
+
+
+def test_no_depth_below_the_least_is_chosen() -> None:
+    world = World(runs=[0], draft_step_s=0.01, verify_s=lambda k: 0.1 + 0.05 * k)
+    governor = AmortizingDepth(GovernorOptions(k_max=16, k_min=3))
+    world.play(governor, num_rounds=200, k_max=16)
+    assert min(world.depths) == 3
+    assert governor.k == 3
+
+
+def test_a_better_depth_is_left_alone_for_less_than_it_takes_to_matter() -> None:
+    world = World(runs=[1], draft_step_s=1e-6, verify_s=lambda k: 0.1 if k == 0 else 0.1985)  # k = 1 is 0.8 % faster
+    world.play(AmortizingDepth(GovernorOptions(k_max=1)), num_rounds=300, k_max=1)
+    assert world.favourite() == 0
+    better = World(runs=[1], draft_step_s=1e-6, verify_s=lambda k: 0.1 if k == 0 else 0.18)
+    better.play(AmortizingDepth(GovernorOptions(k_max=1)), num_rounds=300, k_max=1)
+    assert better.favourite() == 1
+
+
+def test_rounds_longer_than_the_latency_budget_are_not_chosen_although_they_would_pay() -> None:
+    world = World(runs=[40], draft_step_s=0.001, verify_s=lambda k: 0.1 + 0.002 * k)
+    governor = AmortizingDepth(GovernorOptions(k_max=32, round_budget_s=0.1255))
+    world.play(governor, num_rounds=300, k_max=32)
+    assert governor.k == 8
+    too_long = [k for k in world.depths if 0.001 * (k + 1) + world.verify_s(k) > 0.1255]
+    assert len(too_long) <= 1, "one round tells what a depth takes"
+
+
+def test_a_slow_link_is_not_asked_for_more_than_advised_until_that_is_the_best_depth() -> None:
+    advised = GovernorOptions(k_max=32, advised_k=8)
+    shallow = World(runs=[4], draft_step_s=0.001, verify_s=lambda k: 0.02 + 0.004 * k)
+    shallow.play(AmortizingDepth(advised), num_rounds=300, k_max=32)
+    assert max(shallow.depths) <= 8
+    deep = World(runs=[40], draft_step_s=0.001, verify_s=lambda k: 0.1 + 0.001 * k)
+    deep.play(AmortizingDepth(advised), num_rounds=300, k_max=32)
+    assert deep.favourite() == 32
+
+
+def test_a_slow_first_round_does_not_make_drafting_look_good_for_long() -> None:
+    governor = AmortizingDepth(GovernorOptions(k_max=16))
+    cold = World(runs=[0], draft_step_s=0.001, verify_s=lambda k: 0.2)
+    cold.play(governor, num_rounds=1, k_max=16)
+    warm = World(runs=[0], draft_step_s=0.001, verify_s=lambda k: 0.02 + 0.01 * k)
+    warm.play(governor, num_rounds=300, k_max=16)
+    assert warm.depths.count(0) > 260
+    assert governor.k == 0
 
 
 def test_equal_reports_give_equal_choices() -> None:

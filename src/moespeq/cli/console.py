@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
-__all__ = ["Bar", "err", "out", "print_json", "progress_bar"]
+__all__ = ["Bar", "err", "out", "print_json", "progress_bar", "token_bar"]
 
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
@@ -33,29 +35,33 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 class Bar:
-    """A ProgressSink that draws bytes, rate and time left, from its first update on."""
+    """A ProgressSink that draws from its first update on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: TaskID | None = None
 
-    def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+    def update(self, done: int, total: int, what: str) -> None:
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task(what, total=total_bytes)
-        self._progress.update(self._task, completed=done_bytes, total=total_bytes, description=what)
+            self._task = self._progress.add_task(what, total=total)
+        self._progress.update(self._task, completed=done, total=total, description=what)
+
+
+def progress_bar() -> AbstractContextManager[Bar]:
+    """A bar of bytes, rate and time left on stderr while the block runs."""
+    return _bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
+
+
+def token_bar() -> AbstractContextManager[Bar]:
+    """A bar of tokens and time left on stderr while the block runs."""
+    return _bar(MofNCompleteColumn(), TextColumn("tokens"))
 
 
 @contextmanager
-def progress_bar() -> Iterator[Bar]:
-    """A bar on stderr while the block runs; none where stderr is no terminal, whose lines belong to errors."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+def _bar(*figures: ProgressColumn) -> Iterator[Bar]:
+    """None where stderr is no terminal, whose lines belong to errors."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *figures, TimeRemainingColumn())
     progress = Progress(*columns, console=err, disable=not err.is_terminal)
     try:
         yield Bar(progress)

@@ -19,7 +19,8 @@ __all__ = ["app", "run"]
 EXIT_ERROR = 2
 EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
 _SHOWN_CHARS = 100  # of a path that the system refused
-COMMANDS = ("run", "prepare", "verify", "export", "info", "profile", "demo")
+COMMANDS = ("run", "prepare", "verify", "export", "info", "profile", "ablation", "demo")
+TRACE_COMMANDS = ("record", "show", "replay")
 
 app = typer.Typer(
     name="moespeq",
@@ -30,6 +31,15 @@ app = typer.Typer(
 )
 for name in COMMANDS:
     app.command(name)(importlib.import_module(f"moespeq.cli.{name}").command)
+
+trace = typer.Typer(
+    name="trace",
+    help="Routing traces: record one of a real run, look at it, replay it on other hardware.",
+    no_args_is_help=True,
+)
+for name in TRACE_COMMANDS:
+    trace.command(name)(importlib.import_module(f"moespeq.cli.trace_{name}").command)
+app.add_typer(trace)
 
 
 def _print_version(wanted: bool) -> None:

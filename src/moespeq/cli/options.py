@@ -8,18 +8,32 @@ import typer
 
 __all__ = [
     "EXIT_INTERRUPTED",
+    "BaseMemory",
+    "Chat",
     "CtxSize",
+    "Device",
     "DeviceMemory",
     "HostMemory",
     "IgnoreEos",
+    "ItlBudget",
     "Json",
     "K",
+    "KMin",
     "LinkBandwidth",
     "MaxNewTokens",
+    "MinNewTokens",
+    "MinP",
     "Model",
+    "Prompt",
+    "RepetitionPenalty",
     "Rows",
     "Seed",
+    "Stop",
+    "System",
+    "Temperature",
     "Threads",
+    "TopK",
+    "TopP",
     "parse_k",
 ]
 
@@ -28,10 +42,20 @@ EXIT_INTERRUPTED = 130
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A store, a checkpoint folder, or a hub id such as org/name.")
 ]
+Prompt = Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from standard input.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Send the prompt through the model's chat template.")]
+System = Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line to stdout; all else to stderr.")]
 K = Annotated[
     str,
     typer.Option("--k", metavar="auto|INT", help="Draft length: auto, or 0 (plain decoding) to rows - 1."),
+]
+KMin = Annotated[int, typer.Option("--k-min", help="The shortest draft that k auto may choose.")]
+ItlBudget = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-budget", metavar="MS", help="The longest wait between two bursts of tokens that k auto may cause."
+    ),
 ]
 Rows = Annotated[
     int | None,
@@ -57,6 +81,13 @@ HostMemory = Annotated[
 ]
 CtxSize = Annotated[int | None, typer.Option("--ctx-size", help="Context length in tokens; by default auto.")]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", "-n", help="At most this many new tokens.")]
+MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="No end before this many.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy; by default the model's.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this total share.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")]
+RepetitionPenalty = Annotated[float | None, typer.Option("--repetition-penalty", help="1 is off.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Key of all randomness; by default drawn and reported.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")]
 LinkBandwidth = Annotated[

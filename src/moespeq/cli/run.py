@@ -18,31 +18,27 @@ __all__ = ["command"]
 
 def command(
     model: options.Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from standard input.")],
+    prompt: options.Prompt,
     *,
-    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt through the model's chat template.")] = False,
-    system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
+    chat: options.Chat = False,
+    system: options.System = None,
     max_new_tokens: options.MaxNewTokens = None,
-    min_new_tokens: Annotated[int | None, typer.Option("--min-new-tokens", help="No end before this many.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy; by default the model's.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this total share.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option("--min-p", help="Drop tokens below this share of the likeliest.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty", help="1 is off.")] = None,
+    min_new_tokens: options.MinNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     acceptance: Annotated[
         str | None,
         typer.Option("--acceptance", metavar="coupled|rejection", help="How sampled drafts are accepted."),
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")] = None,
+    stop: options.Stop = None,
     seed: options.Seed = None,
     ignore_eos: options.IgnoreEos = False,
     k: options.K = "auto",
+    k_min: options.KMin = 0,
+    itl_budget: options.ItlBudget = None,
     rows: options.Rows = None,
     ctx_size: options.CtxSize = None,
     device: options.Device = "auto",
@@ -60,13 +56,16 @@ def command(
     """Answer one prompt, token by token as rounds commit them."""
     from moespeq.api import load
     from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.cli.prompts import read_prompt, request_of
 
-    text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
+    text = read_prompt(prompt)
     with progress_bar() as bar:
         engine = load(
             model,
             progress=bar,
             k=parse_k(k),
+            k_min=k_min,
+            itl_budget_ms=itl_budget,
             rows=rows,
             ctx_size=ctx_size,
             device=device,
@@ -93,12 +92,8 @@ def command(
     with engine:
         if "records" in engine.plan.reasons:
             err.print(engine.plan.reasons["records"])
-        messages = [{"role": "system", "content": system}] if system else []
-        request = (
-            engine.tokenizer.encode_chat([*messages, {"role": "user", "content": text}]) if chat or system else text
-        )
         target = sys.stderr if json else sys.stdout
-        stream = engine.stream(request, **sampling)
+        stream = engine.stream(request_of(engine, text, chat=chat, system=system), **sampling)
         was_interrupted = _show(stream, target)
         stats = stream.result.stats
         if json:

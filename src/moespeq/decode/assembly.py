@@ -167,7 +167,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
     loop = SpeculativeLoop(
         tier.runner,
         tier.residency,
-        governor_for(options),
+        governor_for(options, tier.plan.depth),
         clock,
         link=LinkMeter(tier.take_moves, tier.residency.take_stalls),
         prefill_rows=options.prefill_rows,
@@ -181,6 +181,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
     return Engine(
         EngineParts(
             options=options,
+            manifest=manifest,
             plan=tier.plan,
             runner=tier.runner,
             loop=loop,
@@ -201,7 +202,7 @@ def _retune(tier: Tier, loop: SpeculativeLoop, options: LoadOptions) -> None:
     """Go on with other options that take no memory; the slots start empty."""
     tier.pace(options.link_bytes_per_s)
     tier.residency.restart(residency_options(options, link_depth=tier.plan.link_depth))
-    loop.use(governor_for(options))
+    loop.use(governor_for(options, tier.plan.depth))
 
 
 def _tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: MonotonicClock) -> Tier:

@@ -20,7 +20,7 @@ from moespeq.config import LoadOptions, nearest_name
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.interrupts import InterruptShield
-from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
 from moespeq.decode.sampling import Sampler
@@ -32,6 +32,7 @@ from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock
 from moespeq.residency import Residency
+from moespeq.store import Manifest
 from moespeq.types import HostFill
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class EngineParts:
     """
 
     options: LoadOptions
+    manifest: Manifest
     plan: MemoryPlan
     runner: Runner
     loop: SpeculativeLoop
@@ -80,6 +82,11 @@ class Engine:
         self._release.atexit = False
 
     @property
+    def manifest(self) -> Manifest:
+        """What the store says of the model."""
+        return self._parts.manifest
+
+    @property
     def plan(self) -> MemoryPlan:
         """Every byte by purpose."""
         return self._parts.plan
@@ -88,6 +95,11 @@ class Engine:
     def options(self) -> LoadOptions:
         """The options it runs with: those it was loaded with, and what `retune` changed."""
         return self._options
+
+    @property
+    def record_bytes(self) -> Sequence[int]:
+        """What the link carries now for each expert: all of the first MoE layer, then of the next."""
+        return tuple(self._parts.residency.cache.record_bytes)
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -137,16 +149,19 @@ class Engine:
         generation_config: GenerationConfig | None = None,
         sink: TokenSink | None = None,
         choice_index: int = 0,
+        observer: Observer | None = None,
         **sampling: Any,
     ) -> GenerationStream:
         """Pieces of the answer as rounds commit them.
 
         generation_config: defaults in place of the checkpoint's; sink: takes the tokens in place of our text stream.
+        observer: looks on, then runs passes of its own, an empty piece each, before the engine is free again.
         """
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
         tokens = self._encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
-        return self._start(tokens, params, sink or self._text_stream(params.stop), limit_tok, choice_index)
+        sink = sink or self._text_stream(params.stop)
+        return self._start(tokens, params, sink, limit_tok, choice_index, observer)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
@@ -210,7 +225,13 @@ class Engine:
                 self._release()
 
     def _start(
-        self, tokens: list[int], params: SamplingParams, sink: TokenSink, limit_tok: int, choice_index: int
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        sink: TokenSink,
+        limit_tok: int,
+        choice_index: int,
+        observer: Observer | None,
     ) -> GenerationStream:
         parts, cancelled = self._parts, threading.Event()
         device = torch.device(parts.runner.device)
@@ -225,6 +246,7 @@ class Engine:
             limit_tok=limit_tok,
             rows=parts.runner.rows,
             is_cancelled=cancelled.is_set,
+            observer=observer,
         )
         return GenerationStream(generation, cancelled, self._claim)
 

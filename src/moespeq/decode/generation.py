@@ -11,7 +11,7 @@ from typing import Protocol
 
 from moespeq.decode.accept import Accepted, cut
 from moespeq.decode.failures import cleaned_up
-from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
@@ -59,7 +59,10 @@ class GenerationResult:
 
 
 class Generation:
-    """Iterate it for pieces; `result` is there when the iteration has ended. Used once, by the engine's thread."""
+    """Iterate it for pieces; `result` is there when the iteration has ended. Used once, by the engine's thread.
+
+    observer: its own passes follow the text, an empty piece each; they belong to the iteration, not to the result.
+    """
 
     def __init__(
         self,
@@ -73,10 +76,12 @@ class Generation:
         limit_tok: int,
         rows: int,
         is_cancelled: Callable[[], bool],
+        observer: Observer | None = None,
     ) -> None:
         self._loop, self._residency, self._clock = loop, residency, clock
         self._prompt, self._sampler, self._sink = prompt, sampler, sink
-        self._limit_tok, self._rows, self._is_cancelled = limit_tok, rows, is_cancelled
+        self.limit_tok, self._rows, self._is_cancelled = limit_tok, rows, is_cancelled
+        self._observer = observer
         self._tokens: list[int] = []
         self._parts: list[str] = []
         self._reports: list[StepReport] = []
@@ -97,7 +102,7 @@ class Generation:
     def _run(self) -> Iterator[StreamPiece]:
         begin_s = self._clock.now_s()
         wasted_before = self._residency.counters().wasted_bytes
-        first, prefill = self._loop.begin(self._prompt, self._sampler)
+        first, prefill = self._loop.begin(self._prompt, self._sampler, self._observer)
         piece = self._take(first)
         self._loop.commit_first(piece.tokens[0], self._sampler)
         first_s = self._clock.now_s()
@@ -106,7 +111,7 @@ class Generation:
             if self._is_cancelled():
                 self._finish = FinishReason.CANCELLED
                 break
-            proposal = self._loop.propose(self._sampler, self._limit_tok - len(self._tokens))
+            proposal = self._loop.propose(self._sampler, self.limit_tok - len(self._tokens))
             piece = self._take(proposal)
             self._reports.append(self._loop.commit(piece.tokens, self._sampler))
             yield piece
@@ -130,6 +135,11 @@ class Generation:
         )
         if tail:
             yield StreamPiece(tail, ())
+        if self._observer is not None and self._finish is not FinishReason.CANCELLED:
+            for _ in self._observer.follow(self._loop, self._sampler, self._tokens):
+                yield StreamPiece("", ())
+                if self._is_cancelled():
+                    break
 
     def _take(self, proposal: Accepted) -> StreamPiece:
         """Cut a proposal to what is committed; sets the finish reason."""
@@ -137,7 +147,7 @@ class Generation:
         kept = cut(
             proposal.tokens,
             eos_token_ids=params.eos_token_ids,
-            limit_tok=self._limit_tok - len(self._tokens),
+            limit_tok=self.limit_tok - len(self._tokens),
             ignore_eos=params.ignore_eos,
         )
         delta = self._sink.push(kept.tokens)

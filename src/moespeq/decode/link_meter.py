@@ -7,7 +7,9 @@ wait for bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from moespeq.transfer.moves import Move
 
 __all__ = ["LinkMeter", "LinkUse", "Span", "merge", "overlap_s"]
 
@@ -15,31 +17,28 @@ Span = tuple[float, float]
 """(begin, end) on the engine's clock, in seconds."""
 
 
-class _Move(Protocol):
-    @property
-    def begin_s(self) -> float: ...
-    @property
-    def end_s(self) -> float: ...
-
-
 class LinkUse(NamedTuple):
-    """Seconds at least one copy was on the link: in all, and while the target waited with nothing to compute."""
+    """Seconds at least one copy was on the link: in all, and while the target waited with nothing to compute; and the
+    copies and waits themselves.
+    """
 
     busy_s: float
     stall_busy_s: float
+    moves: Sequence[Move] = ()
+    stalls: Sequence[Span] = ()
 
 
 class LinkMeter:
     """Asks the mover and residency for what happened since the last call; a mover that keeps no record gives zeros."""
 
-    def __init__(self, take_moves: Callable[[], Sequence[_Move]], take_stalls: Callable[[], Sequence[Span]]) -> None:
+    def __init__(self, take_moves: Callable[[], Sequence[Move]], take_stalls: Callable[[], Sequence[Span]]) -> None:
         self._take_moves, self._take_stalls = take_moves, take_stalls
 
     def measure(self) -> LinkUse:
         """Since the last call. A copy counts where it ended."""
-        busy = merge([(move.begin_s, move.end_s) for move in self._take_moves()])
-        stalls = merge(self._take_stalls())
-        return LinkUse(sum(end - begin for begin, end in busy), overlap_s(busy, stalls))
+        moves = self._take_moves()
+        busy, stalls = merge([(move.begin_s, move.end_s) for move in moves]), merge(self._take_stalls())
+        return LinkUse(sum(end - begin for begin, end in busy), overlap_s(busy, stalls), moves, stalls)
 
 
 def merge(spans: Sequence[Span]) -> list[Span]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -17,12 +18,28 @@ from moespeq.decode.accept import Accepted
 from moespeq.decode.link_meter import LinkMeter, LinkUse
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.decode.statistics import RouteFidelity
-from moespeq.model.runner import Runner
+from moespeq.decode.timeline import RoundTimes
+from moespeq.model.runner import OnLayer, Runner
 from moespeq.ports import Clock
 from moespeq.residency import Governor, PassKind, Residency, ResidencyCounters
 from moespeq.types import StepReport
 
-__all__ = ["SpeculativeLoop"]
+__all__ = ["Observer", "SpeculativeLoop"]
+
+
+class Observer(Protocol):
+    """Looks on while one text is generated. Without one, nothing is kept for it."""
+
+    def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
+        """Rows from `position` on are committed; the target's routes, [layer][row][K], and when the round was."""
+        ...
+
+    def follow(self, loop: SpeculativeLoop, sampler: Sampler, tokens: Sequence[int]) -> Iterator[None]:
+        """Passes of its own over the finished text, the prompt and `tokens`, each of which ends at a yield.
+
+        All keys and values but the last token's are there, and the target's; a round may go on from it.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -35,10 +52,13 @@ class _Round:
     verify_s: float = 0.0
     draft_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [step][layer][K]
     target_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [layer][row][K]
+    times: RoundTimes | None = None  # where somebody looks on
 
     def hear_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
         """A verified layer's; a runner may keep this method, so it must not lead back to the loop that owns it."""
         self.target_routes.append(rows)
+        if self.times is not None:
+            self.times.note_layer()
 
 
 class SpeculativeLoop:
@@ -66,11 +86,22 @@ class SpeculativeLoop:
         self._round = _Round()
         self._position = 0  # of the last committed token
         self._token = 0
+        self._observer: Observer | None = None
         self.fidelity = RouteFidelity()
 
-    def begin(self, prompt: Sequence[int], sampler: Sampler) -> tuple[Accepted, StepReport]:
-        """Prefill `prompt`; returns the first token, to be committed, and what the prefill moved."""
-        self._round, self.fidelity = _Round(), RouteFidelity()
+    @property
+    def runner(self) -> Runner:
+        """The passes, for an observer's own between two rounds."""
+        return self._runner
+
+    def begin(
+        self, prompt: Sequence[int], sampler: Sampler, observer: Observer | None = None
+    ) -> tuple[Accepted, StepReport]:
+        """Prefill `prompt`; returns the first token, to be committed, and what the prefill moved.
+
+        observer: hears of all commits until `abandon`.
+        """
+        self._round, self.fidelity, self._observer = _Round(), RouteFidelity(), observer
         self._link.measure()  # what happened between two texts is nobody's
         before, begin_s = self._residency.counters(), self._clock.now_s()
         *_, logits = self._prefill(prompt, num_logits=1)
@@ -83,10 +114,16 @@ class SpeculativeLoop:
         """The target's logits after every token of `prompt`, [n, V]."""
         return torch.cat(list(self._prefill(prompt, num_logits=0)))
 
+    def look_ahead(self, tokens: Sequence[int], start: int, on_ahead: OnLayer) -> Iterator[None]:
+        """Prefill `tokens` from position `start` on, chunk by chunk, for what routers say one layer early."""
+        for _ in self._prefill(tokens, start=start, num_logits=1, on_ahead=on_ahead):
+            yield
+
     def propose(self, sampler: Sampler, limit_tok: int) -> Accepted:
         """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
-        self._round = _Round(k=self._choose_k(limit_tok))
         begin_s = self._clock.now_s()
+        times = None if self._observer is None else RoundTimes(self._clock, begin_s)
+        self._round = _Round(k=self._choose_k(limit_tok), times=times)
         if self._round.k:
             self._residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=self._round.k + 1)
             drafts = self._draft_tokens(sampler)
@@ -95,7 +132,8 @@ class SpeculativeLoop:
             drafts = []
         drafted = drafted_tokens(drafts)
         drafted_s = self._clock.now_s()
-        on_layer = self._round.hear_target_routes if drafted else None
+        is_heard = bool(drafted) or self._observer is not None
+        on_layer = self._round.hear_target_routes if is_heard else None
         logits = self._runner.verify([self._token, *drafted], self._position, on_layer)
         self._residency.confirm()
         accepted = sampler.accept(logits, self._position + 1, drafts)
@@ -112,9 +150,10 @@ class SpeculativeLoop:
         if self._round.k:
             rows = self._round.accepted + 1
             self.fidelity.compare(self._round.draft_routes, self._round.target_routes, rows)
-        moved = self._residency.end_pass(len(tokens))
-        report = _report(self._round, len(tokens), moved, self._link.measure())
+        moved, link = self._residency.end_pass(len(tokens)), self._link.measure()
+        report = _report(self._round, len(tokens), moved, link)
         self._governor.observe(report)
+        self._tell_observer(report, link)
         self._advance(tokens, sampler)
         return report
 
@@ -127,21 +166,32 @@ class SpeculativeLoop:
         self._runner.forget()
 
     def abandon(self) -> None:
-        """Drop an open round or prefill, after an error or a cancel: leases back, predictions forgotten."""
+        """Drop an open round or prefill, after an error or a cancel, and the observer: leases back, no predictions."""
+        self._observer = None
         self._residency.cancel()
 
-    def _prefill(self, prompt: Sequence[int], *, num_logits: int) -> Iterator[torch.Tensor]:
-        """Logits of the last `num_logits` rows of each chunk (0: all)."""
-        for start in range(0, len(prompt), self._prefill_rows):
-            chunk = prompt[start : start + self._prefill_rows]
+    def _prefill(
+        self, prompt: Sequence[int], *, num_logits: int, start: int = 0, on_ahead: OnLayer | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Logits of the last `num_logits` rows of each chunk (0: all); `start`: the position of the first."""
+        for offset in range(0, len(prompt), self._prefill_rows):
+            chunk, place = prompt[offset : offset + self._prefill_rows], start + offset
             self._residency.begin_pass(PassKind.PREFILL)
             if len(chunk) >= self._stream_from_rows:
                 self._residency.expect_all()
             elif self._residency.looks_ahead:
-                self._runner.foresee(chunk, start, self._residency.expect)
-            logits = self._runner.prefill(chunk, start, num_logits=num_logits)
+                self._runner.foresee(chunk, place, self._residency.expect)
+            logits = self._runner.prefill(chunk, place, num_logits=num_logits, on_ahead=on_ahead)
             self._residency.end_pass(1)
             yield logits
+
+    def _tell_observer(self, report: StepReport, link: LinkUse) -> None:
+        times = self._round.times
+        if self._observer is None or times is None:
+            return
+        times.end_s, times.k, times.accepted, times.link = self._clock.now_s(), report.k, report.accepted, link
+        routes = [rows[: report.committed] for rows in self._round.target_routes]
+        self._observer.hear_commit(self._position, routes, times)
 
     def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
         sampler.commit(tokens)
@@ -164,6 +214,8 @@ class SpeculativeLoop:
 
     def _on_draft_step(self, step: int, routes: Sequence[Sequence[int]]) -> None:
         self._round.draft_routes.append(routes)
+        if self._round.times is not None:
+            self._round.times.note_step()
         self._residency.predict(routes)
         self._residency.pump()
 

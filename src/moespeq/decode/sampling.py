@@ -95,11 +95,24 @@ class Sampler:
         """Whether a row's processors depend on the drafted tokens before it."""
         return self._rules.repetition_penalty != 1 or bool(self._rules.logits_processors)
 
+    @property
+    def num_tok(self) -> int:
+        """Committed tokens, the prompt's included."""
+        return len(self._tokens)
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Append tokens that are final; the noise of their positions is forgotten."""
         self._tokens.extend(tokens)
         self._seen[torch.tensor(tokens, dtype=torch.int64, device=self._device)] = True
         self._noise_rows = {key: row for key, row in self._noise_rows.items() if key[1] >= len(self._tokens)}
+
+    def rewound(self, num_tok: int) -> Sampler:
+        """One that makes the same choices and has seen the first `num_tok` tokens only, the prompt's included."""
+        assert self._prompt_tok <= num_tok <= len(self._tokens), f"{num_tok} of {len(self._tokens)} tokens"
+        prompt, kept = self._tokens[: self._prompt_tok], self._tokens[self._prompt_tok : num_tok]
+        sampler = Sampler(self.params, self._vocab_size, prompt, self._device, choice_index=self._choice_index)
+        sampler.commit(kept)
+        return sampler
 
     def draft_token(self, logits: Tensor, position: int, drafted: Sequence[Tensor]) -> DraftToken:
         """The draft's choice for `position` from `logits` [1, V], behind what the round `drafted` so far.

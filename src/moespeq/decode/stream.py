@@ -58,6 +58,11 @@ class GenerationStream:
         """The finished generation; iterate to the end first."""
         return self._generation.result
 
+    @property
+    def limit_tok(self) -> int:
+        """How many tokens there will be at most."""
+        return self._generation.limit_tok
+
     def cancel(self) -> None:
         """End after the running round; from any thread. The result's finish reason says so."""
         self._cancelled.set()

@@ -12,7 +12,7 @@ import torch
 
 from moespeq.config import LoadOptions
 from moespeq.model.runner import Runner
-from moespeq.plan import MemoryPlan
+from moespeq.plan import DepthLimits, MemoryPlan
 from moespeq.ports import Clock, Mover
 from moespeq.residency import (
     AmortizingDepth,
@@ -103,9 +103,16 @@ def residency_for(
     )
 
 
-def governor_for(options: LoadOptions) -> Governor:
+def governor_for(options: LoadOptions, limits: DepthLimits) -> Governor:
     if not options.has_draft or options.row_bucket == 1:
         return FixedDepth(0)
     if options.k == "auto":
-        return AmortizingDepth(GovernorOptions(k_max=options.row_bucket - 1))
+        return AmortizingDepth(
+            GovernorOptions(
+                k_max=limits.k_max,
+                k_min=limits.k_min,
+                advised_k=limits.advised_k,
+                round_budget_s=limits.round_budget_s,
+            )
+        )
     return FixedDepth(options.k)

@@ -9,7 +9,8 @@ Rows past the live ones are padding: their routes are dropped, they move no byte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,9 +40,18 @@ class Experts(Protocol):
 
 @dataclass(slots=True)
 class ExpertsSwitch:
-    """Which experts the running pass uses; one object shared by all layers, set by the runner before each pass."""
+    """Which experts the running pass uses; one object shared by all layers."""
 
     active: Experts | None = None
+
+    @contextmanager
+    def using(self, experts: Experts) -> Iterator[None]:
+        """Let `experts` answer inside the block, and then who answered before."""
+        before, self.active = self.active, experts
+        try:
+            yield
+        finally:
+            self.active = before
 
 
 @dataclass(slots=True)

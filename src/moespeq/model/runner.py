@@ -17,9 +17,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
 from moespeq.errors import UsageError
+from moespeq.kernels import ExpertMath
 from moespeq.model.experts import DraftExperts, Experts, ExpertsSwitch, TargetExperts, tag
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
+from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
 
 __all__ = [
@@ -70,12 +72,27 @@ class Runner(Protocol):
         """The draft's routes of a prompt's rows from `start` on, or of the first of them; `prefill` must follow."""
         ...
 
-    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
-        """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V]."""
+    def prefill(
+        self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None
+    ) -> torch.Tensor:
+        """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V].
+
+        on_ahead: hears what each layer but the first would do with the input of the layer before it, see OneLayerAhead.
+        """
         ...
 
-    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
-        """`num_steps` draft steps from `token` at `position`; `choose` gives each but the last step's token.
+    def draft(
+        self,
+        token: int,
+        position: int,
+        num_steps: int,
+        choose: Choose,
+        on_step: OnStep,
+        *,
+        num_chosen: int | None = None,
+    ) -> None:
+        """`num_steps` draft steps from `token` at `position`; `choose` gives the first `num_chosen` steps' tokens, by
+        default those of all but the last.
 
         `on_step` hears of every step in order, at the latest before this returns.
         """
@@ -144,21 +161,34 @@ class EagerRunner:
     def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
         pass
 
-    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> torch.Tensor:
+    def prefill(
+        self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None
+    ) -> torch.Tensor:
         self._stream.check()
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
         places = torch.arange(start, start + len(tokens), device=self.device)
         ids = torch.tensor(tokens, device=self.device)
-        return self._forward(ids, start, places, self._target, num_logits=num_logits)
+        experts = self._target if on_ahead is None else self._heard(on_ahead)
+        return self._forward(ids, start, places, experts, num_logits=num_logits)
 
-    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+    def draft(
+        self,
+        token: int,
+        position: int,
+        num_steps: int,
+        choose: Choose,
+        on_step: OnStep,
+        *,
+        num_chosen: int | None = None,
+    ) -> None:
         self._stream.check()
+        num_chosen = num_steps - 1 if num_chosen is None else num_chosen
         ids, bucket = torch.tensor([token], device=self.device), self.buckets.above(position)
         for step in range(num_steps):
             places = torch.tensor([position + step], device=self.device)
             logits = self._forward(ids, position + step, places, self._draft, bucket=bucket)
             on_step(step, self._draft.take_routes())
-            if step + 1 < num_steps:
+            if step < num_chosen:
                 ids = choose(logits, step)
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
@@ -184,21 +214,29 @@ class EagerRunner:
         if bucket is None:
             bucket = self.buckets.above(int(places[-1]))
         self._cache.cursor.move(start, len(ids), bucket)
-        self._switch.active = experts
-        try:
-            with torch.inference_mode():
-                output = self.model(
-                    input_ids=ids[None],
-                    position_ids=places[None],
-                    attention_mask=self._masks.build(places, bucket),
-                    past_key_values=self._cache,
-                    use_cache=True,
-                    logits_to_keep=num_logits,
-                )
-        finally:
-            self._switch.active = None
+        with self._switch.using(experts), torch.inference_mode():
+            output = self.model(
+                input_ids=ids[None],
+                position_ids=places[None],
+                attention_mask=self._masks.build(places, bucket),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=num_logits,
+            )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _heard(self, on_ahead: OnLayer) -> Experts:
+        """The target's experts, their inputs heard."""
+        ahead, target = OneLayerAhead(self.model, self._switch.using, on_ahead), self._target
+
+        def experts(
+            layer: int, math: ExpertMath, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
+            ahead.hear_input(layer, hidden)
+            return target(layer, math, hidden, routes, weights)
+
+        return experts
 
 
 def max_k(position: int, rows: int, buckets: LengthBuckets, context_tok: int) -> int:

@@ -1,10 +1,12 @@
 """Resolve every "auto" once, before anything is loaded, and keep the reason for each figure."""
 
+from moespeq.plan.depth import DepthLimits
 from moespeq.plan.machine import Machine, resolve_options
 from moespeq.plan.memory import MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
 from moespeq.plan.workspace import Figure
 
 __all__ = [
+    "DepthLimits",
     "Figure",
     "Machine",
     "MemoryNeeds",

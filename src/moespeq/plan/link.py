@@ -13,7 +13,7 @@ from moespeq.config import LoadOptions, format_bytes
 from moespeq.plan.machine import Machine
 from moespeq.plan.profile import MachineProfile
 
-__all__ = ["plan_link_depth"]
+__all__ = ["plan_link_depth", "profile_of"]
 
 _DRAFT_STEP_S = 2.5e-3  # as a graph
 _LINK_BYTES_PER_S = 55e9  # PCIe 5; a slower one only has its queue a little deeper than it needs
@@ -25,7 +25,7 @@ def plan_link_depth(
     options: LoadOptions, machine: Machine, reasons: dict[str, str], *, model: str, slot_bytes: int, num_slots: int
 ) -> int:
     """Fetches under way up to which guesses are submitted; `model` is its name in the profile."""
-    profile = _profile_of(options, machine, reasons)
+    profile = profile_of(options, machine, reasons)
     times = None if profile is None else profile.times_of(model)
     is_disk = options.device == "cpu"
     begun, least = (options.link_threads, 2 * options.link_threads) if is_disk else (_BEGUN, 1)
@@ -44,7 +44,7 @@ def plan_link_depth(
     return depth
 
 
-def _profile_of(options: LoadOptions, machine: Machine, reasons: dict[str, str]) -> MachineProfile | None:
+def profile_of(options: LoadOptions, machine: Machine, reasons: dict[str, str]) -> MachineProfile | None:
     """The machine's profile, if it is of the device that computes."""
     profile, device = machine.profile, "cpu" if options.device == "cpu" else machine.gpu
     if profile is None or profile.device == device:

@@ -16,6 +16,7 @@ from moespeq.buckets import LengthBuckets
 from moespeq.config import LoadOptions, format_at_least, format_bytes
 from moespeq.errors import BudgetError, UsageError
 from moespeq.plan.bank import describe_bank, least_rows, plan_bank_rows
+from moespeq.plan.depth import DepthLimits, plan_depth
 from moespeq.plan.host import plan_host_arena, plan_host_cache
 from moespeq.plan.link import plan_link_depth
 from moespeq.plan.machine import Machine
@@ -56,7 +57,7 @@ class MemoryPlan:
 
     num_bases: experts whose base is resident.
     host_bytes: a cache before the disk on a CPU; on CUDA the pinned arena in front of the link.
-    link_depth: guesses are submitted while fewer fetches than this are under way.
+    link_depth: guesses are submitted while fewer fetches than this are under way. depth: what bounds the governor.
     """
 
     device: str
@@ -72,6 +73,7 @@ class MemoryPlan:
     context_tok: int
     threads: int
     link_depth: int
+    depth: DepthLimits
     reasons: Mapping[str, str]
 
     @property
@@ -129,6 +131,15 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
         threads=plan_threads(needs.shape, options, machine.num_cores, reasons),
         link_depth=plan_link_depth(
             options, machine, reasons, model=needs.model, slot_bytes=needs.slot_bytes, num_slots=num_slots
+        ),
+        depth=plan_depth(
+            options,
+            machine,
+            reasons,
+            shape=needs.shape,
+            model=needs.model,
+            slot_bytes=needs.slot_bytes,
+            num_slots=num_slots,
         ),
         reasons=reasons,
     )

@@ -19,8 +19,9 @@ __all__ = ["ReplayResult", "RoundTrace", "Trace", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """One round. `draft[step][layer]` are experts a draft step used, `true[layer]` the distinct experts
-    verify used.
+    """One round. `draft[step][layer]` are experts a draft step used, `true[layer]` the distinct experts verify used.
+
+    A verify's layer takes `dense_layer_s` until its routes are known, then `verify_layer_s`, shared by its experts.
     """
 
     draft: Sequence[Sequence[Sequence[int]]]
@@ -28,15 +29,21 @@ class RoundTrace:
     committed: int
     draft_step_s: float
     verify_layer_s: float
+    dense_layer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The rounds of one generation, and the model's MoE shape."""
+    """The rounds of one generation, and the model's MoE shape.
+
+    prompt[layer]: the distinct experts its prefill used, which are in the slots when the first round begins; by default
+    none, and the slots are empty. What the prefill took is not counted.
+    """
 
     num_layers: int
     num_experts: int
     rounds: Sequence[RoundTrace]
+    prompt: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,13 @@ def replay(
     link: LinkModel,
     options: ResidencyOptions,
     bases: ResidentBases | None = None,
+    is_eager: bool = False,
 ) -> ReplayResult:
-    """Run every round of `trace` through a fresh Residency; rounds without draft steps run PLAIN."""
+    """Run every round of `trace` through a fresh Residency; rounds without draft steps run PLAIN.
+
+    is_eager: layers run as on a CPU, expert by expert, and the link is looked after before each; else as on a GPU,
+    where a wave is one launch.
+    """
     clock = VirtualClock()
     mover = VirtualMover(clock, link)
     residency = Residency(
@@ -76,17 +88,32 @@ def replay(
         options=options,
         bases=bases,
     )
+    if trace.prompt:
+        _prefill(trace.prompt, residency)
+    begin_s, busy_s, before = clock.now_s(), mover.busy_s, residency.counters()
     for recorded in trace.rounds:
         kind = PassKind.DRAFT_VERIFY if recorded.draft else PassKind.PLAIN
         residency.begin_pass(kind, num_draft_steps=len(recorded.draft))
         _draft(recorded, residency, clock)
-        _verify(recorded, residency, clock)
+        (_verify_eagerly if is_eager else _verify)(recorded, residency, clock)
         residency.end_pass(recorded.committed)
-    seconds = clock.now_s()
+    seconds = clock.now_s() - begin_s
     residency.settle()
     residency.check()
     committed = sum(recorded.committed for recorded in trace.rounds)
-    return ReplayResult(committed, seconds, mover.busy_s, residency.counters())
+    return ReplayResult(committed, seconds, mover.busy_s - busy_s, residency.counters().since(before))
+
+
+def _prefill(prompt: Sequence[Sequence[int]], residency: Residency) -> None:
+    """All that a layer will use is known ahead, as where a prompt streams or a draft foresees it."""
+    residency.begin_pass(PassKind.PREFILL)
+    for layer, experts in enumerate(prompt):
+        residency.expect(layer, [experts])
+    for layer, experts in enumerate(prompt):
+        for _ in residency.acquire(layer, experts):
+            residency.pump()
+    residency.end_pass(1)
+    residency.settle()
 
 
 def _draft(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> None:
@@ -100,6 +127,17 @@ def _draft(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> N
 def _verify(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> None:
     """A layer's time is shared among its experts; a wave computes while the rest of the layer arrives."""
     for layer, experts in enumerate(recorded.true):
+        residency.approach(layer)
+        clock.advance(recorded.dense_layer_s)
         for wave in residency.acquire(layer, experts):
             residency.pump()
             clock.advance(recorded.verify_layer_s * len(wave) / len(experts))
+
+
+def _verify_eagerly(recorded: RoundTrace, residency: Residency, clock: VirtualClock) -> None:
+    for layer, experts in enumerate(recorded.true):
+        clock.advance(recorded.dense_layer_s)
+        for wave in residency.acquire(layer, experts):
+            for _ in wave.experts:
+                residency.pump()
+                clock.advance(recorded.verify_layer_s / len(experts))

@@ -1,29 +1,38 @@
 """How far to draft: the depth k of each round, chosen from what rounds measured. k = 0 is legal: plain
 decoding.
 
-`AmortizingDepth` learns three things from the reports: seconds a draft step, the chance that a position is
-accepted, and seconds a verify takes at each depth, stalls included. Depths nobody tried are interpolated over
-rows; distinct experts saturate with rows, so the truth lies above the chord and a depth that looks too good
-is tried once and then known. Every `update_tok` tokens one *probe* round runs at the candidate measured
-longest ago, then the best depth is chosen afresh. Equal reports give equal choices: no clock, no randomness.
+`AmortizingDepth` takes the depth with the most expected committed tokens per second (`DepthEstimate`) and goes on with
+it until another one is better by more than `_HYSTERESIS`, looked at every `update_tok` tokens, when a trial ended, and
+when text or costs change. A depth that would be better if what is not known of it were as good as it may be is tried:
+the shallowest first and never more than twice as deep as any before, so that long drafts are paid for by the shorter
+ones they grew from. Known depths are tried again when they grow stale.
+
+What that may cost is bounded in seconds, whatever the world does (`Allowance`; conservative exploration):
+- trials may lose a share of the time, and an advance, against the best depth known;
+- all drafting together may lose as little against the least depth, plain decoding, and again what it gained; a round
+  is cut to a depth whose worst case, nothing accepted, is covered.
+So calibration is no phase with turns of its own: in the first `calibration_tok` tokens the choice is made afresh after
+every round. Equal reports give equal choices: no clock, no randomness.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
-from moespeq.residency.roofline import tokens_per_s
-from moespeq.residency.running_mean import RunningMean
+from moespeq.residency.allowance import Allowance
+from moespeq.residency.depth_estimate import DepthEstimate
 from moespeq.types import StepReport
 
 __all__ = ["AmortizingDepth", "FixedDepth", "Governor", "GovernorOptions"]
 
-_COST_MEMORY = 5
-_POSITION_MEMORY = 20
-_POOLED_MEMORY = 64
-_POOLED_WEIGHT = 2.0
+_HYSTERESIS = 0.02
+_TRIAL_SHARE, _RISK_SHARE = 0.006, 0.008  # of all time: the 1 % promised, less what one round may go over it
+_ADVANCE_ROUNDS = 2.0  # time of plain rounds that may be lost before any was earned
+_MOST_TRIAL_ROUNDS, _MOST_RISK_ROUNDS = 10.0, 30.0  # what may be saved up, in the same unit: 1 and 3 % of 1,000 tokens
+_BENEFIT_OF_DOUBT_TOK = 3.0
+_FIRST_ROUNDS = 5  # of the least depth, which all others are measured by: one alone may have been slow by chance
+_FIRST_REFRESH_TOK = 16
 
 
 class Governor(Protocol):
@@ -54,90 +63,139 @@ class FixedDepth:
 
 @dataclass(frozen=True, slots=True)
 class GovernorOptions:
-    """Calibration takes turns at `calibration_k`, 0 and `k_max` for `calibration_tok` committed tokens."""
+    """Depths k_min..k_max may be chosen; k_max is k_SLO where a latency budget asks for less than the rows allow.
+
+    advised_k: no deeper one is tried before this one is the best of those measured; None is k_max.
+    round_budget_s: no depth is chosen whose rounds are known to take longer, k_min excepted.
+    In the first calibration_tok tokens the choice is made afresh after every round, later every update_tok; a depth
+    near the best one is measured again after refresh_tok.
+    """
 
     k_max: int
-    calibration_k: int = 4
+    k_min: int = 0
+    advised_k: int | None = None
+    round_budget_s: float | None = None
     calibration_tok: int = 100
     update_tok: int = 50
+    refresh_tok: int = 300
 
 
 class AmortizingDepth:
-    """argmax over 0..k_max of expected committed tokens per second, kept up to date by probes."""
+    """argmax over k_min..k_max of expected committed tokens per second, at a bounded price of finding it."""
 
     def __init__(self, options: GovernorOptions) -> None:
+        assert 0 <= options.k_min <= options.k_max, options
         self._options = options
-        middle = min(options.calibration_k, options.k_max)
-        self._candidates = sorted({0, middle, options.k_max})
-        self._accept = [RunningMean(_POSITION_MEMORY) for _ in range(options.k_max)]
-        self._accept_pooled = RunningMean(_POOLED_MEMORY)
-        self._draft_step_s = RunningMean(_COST_MEMORY)
-        self._verify_s: dict[int, RunningMean] = {}
-        self._now_tok = 0
-        self._next_update_tok = options.calibration_tok
-        self._k = middle
-        self._is_probing = False
+        self._estimate = DepthEstimate(options.k_max)
+        self._trials, self._risk = Allowance(_TRIAL_SHARE), Allowance(_RISK_SHARE)
+        self._k = options.k_min
+        self._curve = [0.0]  # Theta(0..k_max) at the last look
+        self._trial: int | None = None  # the depth to try as soon as its price is covered
+        self._is_trial = False  # of the running round
+        self._next_look_tok = 0
+
+    @property
+    def k(self) -> int:
+        """The best depth known, what rounds run at between trials."""
+        return self._k
+
+    @property
+    def trials_lost_s(self) -> float:
+        """What trials lost so far against the best depth known at the time."""
+        return self._trials.lost_s
 
     def choose(self, max_k: int) -> int:
-        if self._now_tok < self._options.calibration_tok:
-            return min(self._least_measured(), max_k)
-        if self._now_tok >= self._next_update_tok:
-            self._next_update_tok = self._now_tok + self._options.update_tok
-            self._is_probing = True
-            return min(self._stalest(), max_k)
-        if self._is_probing:
-            self._is_probing = False
-            self._k = self._best()
-        return min(self._k, max_k)
+        if self._estimate.num_rounds(self._options.k_min) < _FIRST_ROUNDS:
+            return min(self._options.k_min, max_k)
+        trial = self._trial
+        self._is_trial = trial is not None and trial <= max_k and self._trials.covers(self._price_s(trial))
+        k = trial if self._is_trial and trial is not None else self._k
+        return min(self._covered(k), max_k)
 
     def observe(self, report: StepReport) -> None:
-        self._now_tok += report.committed
-        is_cut = report.committed <= report.accepted  # by a stop or a limit: nothing was rejected
-        num_judged = report.accepted if is_cut else report.accepted + 1
-        for position in range(min(num_judged, report.k, len(self._accept))):
-            outcome = 1.0 if position < report.accepted else 0.0
-            self._accept[position].add(outcome, now_tok=self._now_tok)
-            self._accept_pooled.add(outcome, now_tok=self._now_tok)
-        if report.k:
-            self._draft_step_s.add(report.draft_s / (report.k + 1), now_tok=self._now_tok)
-        verify_s = self._verify_s.setdefault(report.k, RunningMean(_COST_MEMORY))
-        verify_s.add(report.verify_s, now_tok=self._now_tok)
+        estimate, round_s = self._estimate, report.draft_s + report.verify_s
+        is_new = estimate.observe(report)
+        self._account(report, round_s)
+        if report.k == self._options.k_min and estimate.num_rounds(report.k) == _FIRST_ROUNDS:
+            plain_s = estimate.round_s(report.k)
+            self._trials.open(_ADVANCE_ROUNDS * plain_s, _MOST_TRIAL_ROUNDS * plain_s)
+            self._risk.open(_ADVANCE_ROUNDS * plain_s, _MOST_RISK_ROUNDS * plain_s)
+        is_calibrating = estimate.now_tok <= self._options.calibration_tok
+        if is_new or is_calibrating or self._is_trial or estimate.now_tok >= self._next_look_tok:
+            self._look()
 
     def tokens_per_s(self, k: int) -> float:
         """Theta(k) as estimated now; after at least one report."""
-        p = [self._chance(position) for position in range(k)]
-        return tokens_per_s(p, draft_step_s=self._draft_step_s.value, verify_s=self._estimate_verify_s(k))
+        return self._estimate.tokens_per_s(k)[k]
 
-    def _chance(self, position: int) -> float:
-        """p_j, drawn to the mean of all positions as far as its own measurements are few or old."""
-        own = self._accept[position]
-        weight = own.weight_at(self._now_tok)
-        return (weight * own.value + _POOLED_WEIGHT * self._accept_pooled.value) / (weight + _POOLED_WEIGHT)
+    def _account(self, report: StepReport, round_s: float) -> None:
+        self._trials.earn(round_s)
+        self._risk.earn(round_s)
+        if report.k > self._options.k_min:
+            self._risk.charge(round_s - report.committed * self._plain_s_per_tok())
+        if self._is_trial:  # by what it was to be expected to commit: luck is neither spent nor saved
+            estimate = self._estimate
+            expected_tok = estimate.tokens_per_s(report.k)[-1] * estimate.round_s(report.k)
+            self._trials.charge(round_s - expected_tok / self._curve[self._k])
 
-    def _best(self) -> int:
-        return max(range(self._options.k_max + 1), key=lambda k: (self.tokens_per_s(k), -k))
+    def _look(self) -> None:
+        """Choose the best depth known, and the next one to try."""
+        options, estimate = self._options, self._estimate
+        self._next_look_tok = estimate.now_tok + options.update_tok
+        self._curve = estimate.tokens_per_s(options.k_max)
+        known = range(options.k_min, max(options.k_min, estimate.deepest) + 1)
+        best = max(filter(self._is_allowed, known), key=lambda k: (self._curve[k], -k))
+        if not self._is_allowed(self._k) or self._curve[best] > (1.0 + _HYSTERESIS) * self._curve[self._k]:
+            self._k = best
+        trial = self._promising()
+        self._trial = self._stale() if trial is None else trial
 
-    def _least_measured(self) -> int:
-        """Calibration: the middle depth first, then each candidate in turn."""
-        counts = {k: self._verify_s[k].num_samples if k in self._verify_s else 0 for k in self._candidates}
-        return min(self._candidates, key=lambda k: (counts[k], k != self._k, k))
+    def _is_allowed(self, k: int) -> bool:
+        budget_s = self._options.round_budget_s
+        return k == self._options.k_min or budget_s is None or self._estimate.round_s(k) <= budget_s
 
-    def _stalest(self) -> int:
-        """The depth to measure again: a calibrated one, or one of half or twice the best one's rows."""
-        near = {(self._k + 1) // 2, min(2 * self._k + 1, self._options.k_max)}
-        depths = sorted(near.union(self._candidates).difference({self._k}))
-        if not depths:
-            return self._k
-        return min(depths, key=lambda k: self._verify_s[k].updated_tok if k in self._verify_s else -1)
+    def _promising(self) -> int | None:
+        """The shallowest depth that may be better than the best one known, or what must be tried before it."""
+        options, estimate = self._options, self._estimate
+        deepest = max(1, options.k_min, 2 * estimate.deepest)
+        if options.advised_k is not None and self._k < options.advised_k:
+            deepest = min(deepest, options.advised_k)
+        hopeful = estimate.tokens_per_s(options.k_max, benefit_of_doubt_tok=_BENEFIT_OF_DOUBT_TOK)
+        enough = (1.0 + _HYSTERESIS) * self._curve[self._k]
+        for k in _doubling(options.k_min, options.k_max):
+            if k != self._k and hopeful[k] > enough:
+                trial = min(k, deepest)
+                return trial if trial != self._k and self._is_allowed(trial) else None
+        return None
 
-    def _estimate_verify_s(self, k: int) -> float:
-        """Linear between the two nearest measured depths, level outside them."""
-        known = sorted(self._verify_s)
-        at = bisect_left(known, k)
-        if at == len(known):
-            return self._verify_s[known[-1]].value
-        if at == 0 or known[at] == k:
-            return self._verify_s[known[at]].value
-        below, above = known[at - 1], known[at]
-        low_s, high_s = self._verify_s[below].value, self._verify_s[above].value
-        return low_s + (high_s - low_s) * (k - below) / (above - below)
+    def _stale(self) -> int | None:
+        """A depth to measure again: the least, half or twice the best; soon at first, then every `refresh_tok`."""
+        near = {self._options.k_min, max(self._k // 2, self._options.k_min), 2 * self._k} - {self._k}
+        for k in sorted(near):
+            num_rounds = self._estimate.num_rounds(k)
+            doublings = min(max(num_rounds - _FIRST_ROUNDS, 0), 30)
+            wait_tok = min(_FIRST_REFRESH_TOK << doublings, self._options.refresh_tok)
+            if num_rounds and self._estimate.age_tok(k) > wait_tok and self._is_allowed(k):
+                return k
+        return None
+
+    def _price_s(self, k: int) -> float:
+        """What a round of depth k is expected to lose against the best depth known."""
+        return self._estimate.round_s(k) * (1.0 - self._curve[k] / self._curve[self._k])
+
+    def _covered(self, k: int) -> int:
+        """k, halved until the allowance covers that nothing is accepted."""
+        k_min = self._options.k_min
+        while k > k_min and not self._risk.covers(self._estimate.round_s(k) - self._plain_s_per_tok()):
+            k = max(k // 2, k_min)
+        return k
+
+    def _plain_s_per_tok(self) -> float:
+        """Seconds a token at the least depth."""
+        return 1.0 / self._estimate.tokens_per_s(self._options.k_min)[-1]
+
+
+def _doubling(k_min: int, k_max: int) -> list[int]:
+    """1, 2, 4, ... within the bounds, and both bounds."""
+    powers = (1 << exponent for exponent in range(k_max.bit_length()))
+    return sorted({k_min, *(k for k in powers if k_min < k), k_max})

@@ -23,8 +23,9 @@ from weakref import WeakMethod
 from moespeq.errors import StorageError
 from moespeq.ports import Clock, Mover
 from moespeq.residency.base_rows import BaseRows, ResidentBases
+from moespeq.residency.baselines import ChunkScheduler, baseline_eviction
 from moespeq.residency.counters import ResidencyCounters
-from moespeq.residency.eviction import EvictionPolicy, LruEviction, NextUseEviction
+from moespeq.residency.eviction import EvictionPolicy, NextUseEviction
 from moespeq.residency.fetches import Fetches
 from moespeq.residency.frequency import UseFrequency
 from moespeq.residency.lookahead import ExpertLookahead
@@ -70,11 +71,12 @@ class Residency:
         self._lookahead = ExpertLookahead(self._num_layers, self._num_experts)
         self._frequency = frequency = UseFrequency(len(record_bytes))
         self._policy: EvictionPolicy = (
-            LruEviction(self._cache, self._lookahead)
-            if options.eviction is Eviction.LRU
-            else NextUseEviction(self._cache, self._lookahead, frequency)
+            NextUseEviction(self._cache, self._lookahead, frequency)
+            if options.eviction is Eviction.NEXT_USE
+            else baseline_eviction(options.eviction, self._cache, self._lookahead)
         )
-        self._scheduler = Scheduler(self._cache, self._lookahead, frequency)
+        scheduler = ChunkScheduler if options.eviction is Eviction.CHUNK else Scheduler
+        self._scheduler = scheduler(self._cache, self._lookahead, frequency)
         self._fetches = Fetches(self._mover, self._cache, self._policy, self._scheduler, link_depth=options.link_depth)
         self._waves = LayerWaves(
             self._cache,

@@ -22,10 +22,15 @@ class PassKind(Enum):
 
 
 class Eviction(Enum):
-    """Which policy chooses victims."""
+    """Which policy chooses victims. Engines take the first two; the others are for replays.
+
+    CHUNK decides the order of fetches too; see baselines.
+    """
 
     NEXT_USE = "next_use"
     LRU = "lru"
+    LFU = "lfu"
+    CHUNK = "chunk"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 __all__ = ["RunningMean"]
 
-_FADING_PER_TOK = 0.99
+_FADING_PER_TOK = 0.98
 
 
 class RunningMean:
     """Weights at most `memory` samples, and less as committed tokens go by. The first sample counts whole."""
 
-    __slots__ = ("_memory", "_weight", "num_samples", "updated_tok", "value")
+    __slots__ = ("_fading_per_tok", "_memory", "_weight", "num_samples", "updated_tok", "value")
 
-    def __init__(self, memory: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: int, *, fading_per_tok: float = _FADING_PER_TOK) -> None:
+        self._memory, self._fading_per_tok = memory, fading_per_tok
         self._weight = 0.0
         self.value = 0.0
         self.num_samples = 0
@@ -23,7 +23,7 @@ class RunningMean:
 
     def weight_at(self, now_tok: int) -> float:
         """How many samples the mean is worth by now."""
-        return self._weight * _FADING_PER_TOK ** (now_tok - self.updated_tok)
+        return self._weight * self._fading_per_tok ** (now_tok - self.updated_tok)
 
     def add(self, sample: float, *, now_tok: int) -> None:
         """Take one measurement in."""
@@ -32,3 +32,7 @@ class RunningMean:
         self._weight = weight + 1.0
         self.num_samples += 1
         self.updated_tok = now_tok
+
+    def restart(self, value: float, *, weight: float, now_tok: int) -> None:
+        """Forget what came before: from here on the mean is `value`, worth `weight` samples."""
+        self.value, self._weight, self.updated_tok = value, weight, now_tok

@@ -59,7 +59,17 @@ class DraftGraphs:
         self._place.fill_(spare_place)
         self._pool.warm_up(lambda: self._run(bucket))
 
-    def draft(self, token: int, position: int, bucket: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+    def draft(
+        self,
+        token: int,
+        position: int,
+        bucket: int,
+        num_steps: int,
+        choose: Choose,
+        on_step: OnStep,
+        *,
+        num_chosen: int,
+    ) -> None:
         """See Runner.draft."""
         step_graph = self._steps.get(bucket) or self.capture(bucket)
         self._token.fill_(token)
@@ -69,7 +79,7 @@ class DraftGraphs:
             step_graph.graph.replay()
             self._ring[step].copy_(self._routes, non_blocking=True)
             self._events[step].record(self._stream)
-            if step + 1 < num_steps:
+            if step < num_chosen:
                 self._token.copy_(choose(step_graph.logits, step))
             while num_told < step and self._events[num_told].query():
                 on_step(num_told, self._routes_of(num_told))

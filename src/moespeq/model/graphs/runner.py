@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
+from moespeq.model.graphs import operators
 from moespeq.model.graphs.attention import KVStorage, attention_of_any_shape
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import compile_layers, eager_layers
@@ -19,6 +20,7 @@ from moespeq.model.graphs.prompt_draft import PromptDraft
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
+from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.runner import Choose, OneStream, OnLayer, OnStep, max_k, rope_switch_lengths
 
 __all__ = ["GraphRunner"]
@@ -124,22 +126,46 @@ class GraphRunner:
         if self._prompt_draft:
             self._prompt_draft.run(tokens, start, self.buckets.above(start + len(tokens) - 1), on_layer)
 
-    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int) -> Tensor:
+    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None) -> Tensor:
         self._stream.check()
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
         with eager_layers(), attention_of_any_shape():
             experts, end = self._prefill.of(len(tokens)), start + len(tokens)
+            if on_ahead is not None:
+                experts = _heard(experts, OneLayerAhead(self.model, operators.running, on_ahead))
             return self._eager(ids, places, places, bucket, experts, num_logits=num_logits, end=end)
 
-    def draft(self, token: int, position: int, num_steps: int, choose: Choose, on_step: OnStep) -> None:
+    def draft(
+        self,
+        token: int,
+        position: int,
+        num_steps: int,
+        choose: Choose,
+        on_step: OnStep,
+        *,
+        num_chosen: int | None = None,
+    ) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"
         self._stream.check()
-        self._draft.draft(token, position, self.buckets.above(position), num_steps, choose, on_step)
+        num_chosen = num_steps - 1 if num_chosen is None else num_chosen
+        self._draft.draft(
+            token, position, self.buckets.above(position), num_steps, choose, on_step, num_chosen=num_chosen
+        )
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> Tensor:
         self._stream.check()
         self._products.on_layer = on_layer
         bucket = self.buckets.above(position + len(tokens) - 1)
         return self._verify.verify(tokens, position, bucket)
+
+
+def _heard(experts: LayerExperts, ahead: OneLayerAhead) -> LayerExperts:
+    """The same experts, their inputs heard."""
+
+    def heard(layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+        ahead.hear_input(layer, hidden)
+        return experts(layer, hidden, routes, weights)
+
+    return heard

@@ -1,0 +1,113 @@
+"""`moespeq ablation`: from offloading on demand to moespeq, one thing at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moespeq.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from moespeq.ablation import AblationRow
+
+__all__ = ["command"]
+
+
+def command(
+    model: options.Model,
+    prompt: options.Prompt,
+    *,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=2, help="Tokens of every answer.")] = 128,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Draft length of the steps that fix it; by default rows - 1.")
+    ] = None,
+    rows: options.Rows = None,
+    ctx_size: options.CtxSize = None,
+    device: options.Device = "auto",
+    device_memory: options.DeviceMemory = None,
+    host_memory: options.HostMemory = None,
+    link_bandwidth: options.LinkBandwidth = None,
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt five times: on demand, then with a draft, prefetch, the governor, nested records added."""
+    from moespeq.ablation import run_ablation
+    from moespeq.cli.console import err, out, print_json, progress_bar
+    from moespeq.cli.prompts import read_prompt
+
+    common: dict[str, Any] = {
+        "rows": rows,
+        "ctx_size": ctx_size,
+        "device": device,
+        "device_memory": device_memory,
+        "host_memory": host_memory,
+        "link_bytes_per_s": link_bandwidth,
+    }
+    with progress_bar() as bar:
+        measured = list(
+            run_ablation(
+                model,
+                read_prompt(prompt),
+                k=k,
+                max_new_tokens=max_new_tokens,
+                common={name: value for name, value in common.items() if value is not None},
+                progress=bar,
+                on_step=lambda name: err.print(f"{name} ...", style="dim"),
+            )
+        )
+    if json:
+        print_json({"rows": [_to_json(row) for row in measured]})
+        return
+    out.print(_table(measured))
+    out.print(_sentence(measured))
+
+
+def _to_json(row: AblationRow) -> dict[str, Any]:
+    stats = row.result.stats
+    return {
+        "name": row.step.name,
+        "num_slots": row.num_slots,
+        "k_per_round": list(stats.k_per_round),
+        "committed_per_round": round(stats.committed_per_round, 4),
+        "tokens_per_s": round(stats.tokens_per_s, 3),
+        "bytes_per_tok": round(row.bytes_per_tok),
+        "shares": {name: round(share, 4) for name, share in row.shares.items()},
+        "tokens": list(row.result.tokens),
+    }
+
+
+def _table(rows: Sequence[AblationRow]) -> Table:
+    """A column for each step: five narrow ones fit where twelve do not."""
+    from statistics import fmean
+
+    from rich.table import Table
+
+    table = Table(title="What each step adds", title_justify="left")
+    table.add_column("")
+    for row in rows:
+        table.add_column(row.step.name, justify="right")
+    stats, shares = [row.result.stats for row in rows], [row.shares for row in rows]
+    table.add_row("slots", *(str(row.num_slots) for row in rows))
+    table.add_row("k, mean", *(f"{fmean(each.k_per_round or [0]):.1f}" for each in stats))
+    table.add_row("committed a round", *(f"{each.committed_per_round:.2f}" for each in stats))
+    for name, label in (("hits", "hit"), ("late", "late"), ("misses", "miss")):
+        table.add_row(f"experts: {label}", *(f"{share[name]:.0%}" for share in shares))
+    table.add_row("bytes wasted", *(f"{share['wasted']:.0%}" for share in shares))
+    table.add_row("MB a token", *(f"{row.bytes_per_tok / 1e6:.3g}" for row in rows))
+    table.add_row("time stalled", *(f"{share['stall']:.0%}" for share in shares))
+    table.add_row("tokens/s", *(f"{each.tokens_per_s:.2f}" for each in stats))
+    table.add_row("speedup", *(f"{rows[0].seconds_per_tok / row.seconds_per_tok:.2f}x" for row in rows))
+    return table
+
+
+def _sentence(rows: Sequence[AblationRow]) -> str:
+    """What the table says of texts: on demand has one row a pass, all others the same row bucket."""
+    texts = {row.result.tokens for row in rows[1:]}
+    if len(texts) > 1:
+        return "The texts of the engines with equal rows are DIFFERENT: this is a bug, please report it."
+    same = "the same" if rows[0].result.tokens in texts else "another one, for a pass of one row rounds differently"
+    return f"The four engines with equal rows gave one text, token for token; on demand gave {same}."

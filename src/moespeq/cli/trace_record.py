@@ -1,0 +1,136 @@
+"""`moespeq trace record`: a routing trace of a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moespeq.cli import options
+from moespeq.cli.options import parse_k
+
+if TYPE_CHECKING:
+    from moespeq.decode.recording import Recording
+
+__all__ = ["command"]
+
+
+def command(
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="T", help="The trace to write, a new file.")],
+    prompt: options.Prompt,
+    *,
+    chat: options.Chat = False,
+    system: options.System = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    min_new_tokens: options.MinNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    ignore_eos: options.IgnoreEos = False,
+    k: options.K = "auto",
+    rows: options.Rows = None,
+    ctx_size: options.CtxSize = None,
+    device: options.Device = "auto",
+    device_memory: options.DeviceMemory = None,
+    base_memory: options.BaseMemory = None,
+    host_memory: options.HostMemory = None,
+    threads: options.Threads = None,
+    link_bandwidth: options.LinkBandwidth = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option("--timeline", metavar="FILE", help="Also write the rounds' time line, for chrome://tracing."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt, and record what was routed where by the target, the draft and a look one layer ahead."""
+    from moespeq.api import load
+    from moespeq.cli.console import out as console
+    from moespeq.cli.console import print_json, progress_bar, token_bar
+    from moespeq.cli.prompts import read_prompt, request_of
+    from moespeq.config import LoadOptions
+    from moespeq.decode.recording import record, require_draft
+    from moespeq.decode.timeline import write_timeline
+
+    loading: dict[str, Any] = {
+        "k": parse_k(k),
+        "rows": rows,
+        "ctx_size": ctx_size,
+        "device": device,
+        "device_memory": device_memory,
+        "base_memory": base_memory,
+        "host_memory": host_memory,
+        "threads": threads,
+        "link_bytes_per_s": link_bandwidth,
+    }
+    sampling: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": tuple(stop) if stop else None,
+        "seed": seed,
+        "ignore_eos": ignore_eos or None,
+    }
+    _require_new_file(out, "--out")
+    if timeline is not None:
+        _require_new_file(timeline, "--timeline")
+    require_draft(LoadOptions.from_mapping(loading))
+    text = read_prompt(prompt)
+    with progress_bar() as bar:
+        engine = load(model, progress=bar, **loading)
+    with engine:
+        request = request_of(engine, text, chat=chat, system=system)
+        with token_bar() as bar:
+            recording = record(engine, request, progress=bar.update, **sampling)
+    recording.trace.write(out)
+    if timeline is not None:
+        write_timeline(recording.times, timeline)
+    if json:
+        print_json(_summary(recording, out))
+        return
+    stats = recording.result.stats
+    console.print(
+        f"{out}: {len(recording.trace.positions)} tokens in {stats.rounds} rounds, "
+        f"{stats.committed_per_round:.2f} committed a round, {stats.tokens_per_s:.1f} tok/s; "
+        f"look at it with `moespeq trace show {quote(str(out))}`"
+    )
+
+
+def _require_new_file(out: Path, option: str) -> None:
+    """Refuse what cannot be written, before anything is loaded for it. Raises UsageError or StorageError."""
+    from moespeq.errors import UsageError
+    from moespeq.plan.profile import require_writable
+    from moespeq.store.output_path import require_reachable
+
+    require_reachable(out)
+    if out.exists():
+        raise UsageError(f"{out} exists already; remove it, or choose another {option}.")
+    require_writable(out)
+
+
+def _summary(recording: Recording, out: Path) -> dict[str, Any]:
+    stats = recording.result.stats
+    return {
+        "trace": str(out),
+        "size_bytes": out.stat().st_size,
+        "positions": len(recording.trace.positions),
+        "text": recording.result.text,
+        "finish_reason": recording.result.finish_reason.value,
+        "prompt_tokens": stats.prompt_tok,
+        "rounds": stats.rounds,
+        "committed_per_round": round(stats.committed_per_round, 4),
+        "acceptance": round(stats.acceptance, 4),
+        "tokens_per_s": round(stats.tokens_per_s, 3),
+        "link_bytes_per_s": round(recording.trace.header.link_bytes_per_s),
+        "seed": stats.seed,
+    }

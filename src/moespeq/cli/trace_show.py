@@ -1,0 +1,77 @@
+"""`moespeq trace show`: what a routing trace shows, as tables, figures or one JSON line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moespeq.cli import options
+
+if TYPE_CHECKING:
+    from moespeq.replay.study import TraceStudy
+
+__all__ = ["command"]
+
+
+def command(
+    trace: Annotated[Path, typer.Argument(metavar="T", help="A routing trace.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Draw figures there and write study.json.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Show how a model routes: entropy, reuse, distinct experts, hit rates, and how well its draft foretells it."""
+    from moespeq.cli.console import err, print_json
+    from moespeq.figures.canvas import require_matplotlib
+    from moespeq.replay import RoutingTrace
+    from moespeq.replay.findings import findings
+    from moespeq.replay.study import study_trace
+
+    recorded = RoutingTrace.read(trace)
+    if out is not None:  # what would fail at the end fails now
+        require_matplotlib()
+        out.mkdir(parents=True, exist_ok=True)
+    with err.status(f"studying {len(recorded.positions)} tokens"):
+        study = study_trace(recorded)
+        said = findings(study)
+    files = [] if out is None else _write(study, said, out)
+    if json:
+        print_json(_facts(study, said) | {"files": [str(path) for path in files]})
+        return
+    _print(study, said)
+    if files:
+        err.print(f"wrote {len(files)} files to {out}", style="dim")
+
+
+def _facts(study: TraceStudy, said: dict[str, str]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(study) | {"findings": said}
+
+
+def _write(study: TraceStudy, said: dict[str, str], folder: Path) -> list[Path]:
+    import json as json_format
+
+    from moespeq.figures.routing import draw_study
+
+    facts = folder / "study.json"
+    facts.write_text(json_format.dumps(_facts(study, said), indent=1) + "\n")
+    return [*draw_study(study, said, folder), facts]
+
+
+def _print(study: TraceStudy, said: dict[str, str]) -> None:
+    from moespeq.cli.console import out as console
+    from moespeq.cli.trace_tables import tables
+
+    console.print(
+        f"{study.model}: {study.num_positions} tokens, {study.num_layers} MoE layers of {study.num_experts} experts, "
+        f"{study.top_k} a token; {study.cache_share:.0%} of all experts had slots.",
+        soft_wrap=False,
+    )
+    for name, table in tables(study):
+        console.print()
+        console.print(table)
+        console.print(said[name], soft_wrap=False)

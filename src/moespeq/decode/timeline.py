@@ -1,0 +1,78 @@
+"""When the parts of rounds happened, and the same as a file that trace viewers open (Chrome's, Perfetto).
+
+Times are the host's: a draft step ends when its routes are known, a layer begins when the target's are. What a GPU does
+between may lie a little earlier. Copies and waits are the link's own spans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from moespeq.decode.link_meter import LinkUse
+from moespeq.errors import TraceError
+from moespeq.ports import Clock
+
+__all__ = ["RoundTimes", "write_timeline"]
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """One round on the engine's clock, in seconds. steps_s: ends of the draft's steps; layers_s: of each MoE layer,
+    when its routes were known; link: what ended on it in the round.
+    """
+
+    clock: Clock
+    begin_s: float
+    end_s: float = 0.0
+    k: int = 0
+    accepted: int = 0
+    steps_s: list[float] = field(default_factory=list)
+    layers_s: list[float] = field(default_factory=list)
+    link: LinkUse = field(default_factory=lambda: LinkUse(0.0, 0.0))
+
+    def note_step(self) -> None:
+        """A draft step's routes are known."""
+        self.steps_s.append(self.clock.now_s())
+
+    def note_layer(self) -> None:
+        """A verified layer's routes are known."""
+        self.layers_s.append(self.clock.now_s())
+
+
+_LANES = ("round", "draft", "verify", "link", "waiting for the link")
+
+
+def write_timeline(rounds: Sequence[RoundTimes], path: Path) -> None:
+    """Write `rounds` as Chrome trace events, times from the first round on. Raises TraceError."""
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}}
+        for lane, name in enumerate(_LANES)
+    ]
+    origin_s = rounds[0].begin_s if rounds else 0.0
+    events = [event for number, times in enumerate(rounds) for event in _events(number, times, origin_s)]
+    try:
+        path.write_text(json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}))
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written ({error.strerror}); choose another file.") from error
+
+
+def _events(number: int, times: RoundTimes, origin_s: float) -> Iterator[dict[str, Any]]:
+    def event(lane: str, name: str, begin_s: float, end_s: float, **args: object) -> dict[str, Any]:
+        begin_us, end_us = 1e6 * (begin_s - origin_s), 1e6 * (end_s - origin_s)
+        place = {"pid": 0, "tid": _LANES.index(lane), "ts": round(begin_us, 1), "dur": round(end_us - begin_us, 1)}
+        return {"name": name, "ph": "X", **place, "args": args}
+
+    yield event("round", f"round {number}", times.begin_s, times.end_s, k=times.k, accepted=times.accepted)
+    for step, (begin_s, end_s) in enumerate(pairwise([times.begin_s, *times.steps_s])):
+        yield event("draft", f"step {step}", begin_s, end_s)
+    for layer, (begin_s, end_s) in enumerate(pairwise([*times.layers_s, times.end_s])):
+        yield event("verify", f"layer {layer}", begin_s, end_s)
+    for move in times.link.moves:
+        yield event("link", "record", move.begin_s, move.end_s, bytes=move.num_bytes)
+    for begin_s, end_s in times.link.stalls:
+        yield event("waiting for the link", "stall", begin_s, end_s)

@@ -1,0 +1,157 @@
+"""How well what is known early foretells what the target does: the draft's routes and tokens, and a lookahead's routes.
+
+Both are asked for the same rows: the INT4 draft before verify begins, for all layers and several tokens ahead; the
+one-layer-lookahead predictor while verify runs, one layer ahead. The predictor's order is nobody's claim: it is
+compared as a set, and for the first layer it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from moespeq.replay.routing_trace import RoutingTrace, TracePosition
+
+__all__ = ["AcceptanceStudy", "FidelityStudy", "RouteMatch", "StepAcceptance", "study_acceptance", "study_fidelity"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMatch:
+    """Predicted routes P against true ones T, over num_routes tokens at a layer; exact + same_set + wrong = 1.
+
+    exact: the same experts in the same order; same_set: in another order; wrong: another expert among them;
+    overlap: |P & T| / |T|, a mean. All 0 where num_routes is.
+    """
+
+    exact: float
+    same_set: float
+    wrong: float
+    overlap: float
+    num_routes: int
+
+    @property
+    def right(self) -> float:
+        """Where a prefetch of P would have brought all of T, and nothing else: exact or the same set."""
+        return self.exact + self.same_set
+
+    @classmethod
+    def together(cls, parts: Sequence[RouteMatch]) -> RouteMatch:
+        """All routes of the parts."""
+        counts = [part.num_routes for part in parts]
+        exact, same_set, wrong, overlap = (
+            _weighted([getattr(part, name) for part in parts], counts)
+            for name in ("exact", "same_set", "wrong", "overlap")
+        )
+        return cls(exact, same_set, wrong, overlap, sum(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityStudy:
+    """draft, ahead: over all layers and positions; draft_by_layer, ahead_by_layer [L];
+    draft_by_step: draft step (TracePosition.step) -> over all layers.
+    """
+
+    draft: RouteMatch
+    ahead: RouteMatch
+    draft_by_layer: Sequence[RouteMatch]
+    ahead_by_layer: Sequence[RouteMatch]
+    draft_by_step: dict[int, RouteMatch]
+
+
+@dataclass(frozen=True, slots=True)
+class StepAcceptance:
+    """p: accepted drafts of this step / num_drafts, given the text up to there; confidence: the draft's, a mean."""
+
+    p: float
+    confidence: float
+    num_drafts: int
+
+    @classmethod
+    def together(cls, parts: Sequence[StepAcceptance]) -> StepAcceptance:
+        """All drafts of the parts."""
+        counts = [part.num_drafts for part in parts]
+        p, confidence = ([getattr(part, name) for part in parts] for name in ("p", "confidence"))
+        return cls(_weighted(p, counts), _weighted(confidence, counts), sum(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceStudy:
+    """p: over all positions; by_step: step j -> p_(j+1), the chance of the token that step j drafts.
+
+    accepted_confidence, rejected_confidence: the draft's mean probability of its token, None where there is none.
+    """
+
+    p: float
+    accepted_confidence: float | None
+    rejected_confidence: float | None
+    by_step: dict[int, StepAcceptance]
+
+
+def study_fidelity(trace: RoutingTrace) -> FidelityStudy:
+    """The draft's routes and the predictor's against the target's."""
+    positions, layers = trace.positions, range(trace.header.num_layers)
+    draft_by_layer = [_match((each.draft[layer], each.true[layer]) for each in positions) for layer in layers]
+    ahead_by_layer = [_match((each.ahead[layer], each.true[layer]) for each in positions) for layer in layers]
+    return FidelityStudy(
+        draft=RouteMatch.together(draft_by_layer),
+        ahead=RouteMatch.together(ahead_by_layer),
+        draft_by_layer=draft_by_layer,
+        ahead_by_layer=ahead_by_layer,
+        draft_by_step={
+            step: _match(pair for each in at_step for pair in zip(each.draft, each.true, strict=True))
+            for step, at_step in _by_step(positions).items()
+        },
+    )
+
+
+def study_acceptance(trace: RoutingTrace) -> AcceptanceStudy:
+    """What became of the draft's tokens, and what it thought of them."""
+    positions = trace.positions
+    by_step = {
+        step: StepAcceptance(
+            fmean(each.accepted for each in at_step), fmean(each.confidence for each in at_step), len(at_step)
+        )
+        for step, at_step in _by_step(positions).items()
+    }
+    return AcceptanceStudy(
+        p=fmean(each.accepted for each in positions),
+        accepted_confidence=_confidence(positions, accepted=True),
+        rejected_confidence=_confidence(positions, accepted=False),
+        by_step=by_step,
+    )
+
+
+def _by_step(positions: Iterable[TracePosition]) -> dict[int, list[TracePosition]]:
+    steps: dict[int, list[TracePosition]] = {}
+    for position in positions:
+        steps.setdefault(position.step, []).append(position)
+    return dict(sorted(steps.items()))
+
+
+def _confidence(positions: Iterable[TracePosition], *, accepted: bool) -> float | None:
+    values = [each.confidence for each in positions if each.accepted == accepted]
+    return fmean(values) if values else None
+
+
+def _match(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> RouteMatch:
+    """Over (predicted, true); pairs without a prediction do not count."""
+    exact = same_set = num_routes = 0
+    overlap = 0.0
+    for predicted, true in pairs:
+        if not predicted:
+            continue
+        num_routes += 1
+        shared = len(set(predicted).intersection(true))
+        overlap += shared / len(true)
+        if list(predicted) == list(true):
+            exact += 1
+        elif shared == len(true) == len(predicted):
+            same_set += 1
+    total = max(1, num_routes)
+    wrong = num_routes - exact - same_set
+    return RouteMatch(exact / total, same_set / total, wrong / total, overlap / total, num_routes)
+
+
+def _weighted(values: Sequence[float], counts: Sequence[int]) -> float:
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / max(1, sum(counts))
