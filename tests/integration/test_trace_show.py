@@ -14,7 +14,7 @@ from moespeq.cli.main import run
 from synthetic_trace import synthetic_trace
 
 Cli = Callable[..., tuple[int, str, str]]
-FIGURES = {"entropy", "reuse", "distinct-experts", "hit-rate", "fidelity-by-layer", "draft-steps"}
+FIGURES = {"entropy", "reuse", "distinct-experts", "hit-rate", "fidelity-by-layer", "draft-steps", "roofline"}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_text_of_two_tokens_is_shown_and_drawn(cli: Cli, tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     synthetic_trace(1, 4, 1, 2).write(tmp_path / "t.trace")
     code, out, err = cli(tmp_path / "t.trace", "--out", tmp_path / "figures")
-    assert (code, "wrote 7 files" in err) == (0, True)
+    assert (code, "wrote 8 files" in err) == (0, True)
     assert "Only step 0 was recorded" in out or "beyond" in out
 
 

@@ -10,6 +10,7 @@ import typer
 from moespeq.cli import options
 
 if TYPE_CHECKING:
+    from moespeq.replay import RoutingTrace
     from moespeq.replay.study import TraceStudy
 
 __all__ = ["command"]
@@ -37,7 +38,7 @@ def command(
     with err.status(f"studying {len(recorded.positions)} tokens"):
         study = study_trace(recorded)
         said = findings(study)
-    files = [] if out is None else _write(study, said, out)
+    files = [] if out is None else _write(recorded, study, said, out)
     if json:
         print_json(_facts(study, said) | {"files": [str(path) for path in files]})
         return
@@ -52,14 +53,17 @@ def _facts(study: TraceStudy, said: dict[str, str]) -> dict[str, Any]:
     return asdict(study) | {"findings": said}
 
 
-def _write(study: TraceStudy, said: dict[str, str], folder: Path) -> list[Path]:
+def _write(recorded: RoutingTrace, study: TraceStudy, said: dict[str, str], folder: Path) -> list[Path]:
     import json as json_format
 
+    from moespeq.figures.roofline import draw_roofline
     from moespeq.figures.routing import draw_study
 
     facts = folder / "study.json"
     facts.write_text(json_format.dumps(_facts(study, said), indent=1) + "\n")
-    return [*draw_study(study, said, folder), facts]
+    roofline = folder / "roofline.svg"
+    draw_roofline(recorded, roofline)
+    return [*draw_study(study, said, folder), roofline, facts]
 
 
 def _print(study: TraceStudy, said: dict[str, str]) -> None:
