@@ -11,7 +11,6 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
 from moespeq.kernels import decode_attention, linears, rms_norm, small_pass, topk  # noqa: E402
-from moespeq.kernels.host_read import read_from_host  # noqa: E402
 
 DEVICE = torch.device("cuda")
 HALF_ULP = 2.0**-8  # bf16's relative rounding, twice: reference and kernel may fall on two sides of a tie
@@ -125,17 +124,3 @@ def test_rows_are_written_at_their_places_and_nowhere_else() -> None:
     decode_attention.write_rows(keys, values, places, key, value)
     assert torch.equal(keys, expected[0])
     assert torch.equal(values, expected[1])
-
-
-def test_a_graph_reads_a_pinned_table_as_it_is_when_it_runs() -> None:
-    source = torch.arange(2500, dtype=torch.int32).pin_memory()
-    target = torch.zeros(2500, dtype=torch.int32, device="cuda")
-    read_from_host(target, source)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        read_from_host(target, source)
-    for number in range(3):
-        source.add_(1 + number)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(target.cpu(), source)

@@ -1,9 +1,9 @@
 """What launches of the verify kernels compute for a prefill: many rows, so an expert may have many groups of pairs.
 
 The kernels take a table as they find it (see verify_table). This one's pairs are written once a layer, its groups once
-a wave, in the order of the stream: one table on the device is enough, and only the pinned buffers that are still to be
-read must be left alone. An expert's pairs are cut into groups of GROUP_PAIRS, each of which decodes the expert again:
-cheap as long as the link is slower than that.
+a wave, by copies in the order of the stream: one table on the device is enough, and only the pinned buffers that copies
+still read must be left alone. An expert's pairs are cut into groups of GROUP_PAIRS, each of which decodes the expert
+again: cheap as long as the link is slower than that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from moespeq.kernels.host_read import read_from_host
 from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, RoutedPairs
 
 __all__ = ["GROUP_PAIRS", "ChunkTable"]
@@ -42,12 +41,12 @@ class ChunkTable:
         """Write the layer's pairs. What earlier layers launched has run."""
         num_pairs = len(pairs.order)
         self._pairs.numpy()[:num_pairs] = pairs.order
-        read_from_host(self.device[self.pairs_at : self.pairs_at + num_pairs], self._pairs[:num_pairs])
+        self.device[self.pairs_at : self.pairs_at + num_pairs].copy_(self._pairs[:num_pairs], non_blocking=True)
 
     def fill(
         self, wave: int, pairs: RoutedPairs, experts: Sequence[int], slots: Sequence[int], bank_rows: Sequence[int]
     ) -> None:
-        """Write the groups of a wave through buffer `wave`, which nothing is still to read; see VerifyTable.fill."""
+        """Write the groups of a wave through buffer `wave`, which no copy still reads; see VerifyTable.fill."""
         places = pairs.experts.searchsorted(experts)
         first, count = pairs.first[places], pairs.count[places]
         num_groups = -(-count // GROUP_PAIRS)
@@ -61,4 +60,4 @@ class ChunkTable:
         groups[:, 2] = first[expert] + begin
         groups[:, 3] = np.minimum(count[expert] - begin, GROUP_PAIRS)
         end = GROUPS_AT + GROUP_INTS * len(expert)
-        read_from_host(self.device[:end], buffer[:end])
+        self.device[:end].copy_(buffer[:end], non_blocking=True)

@@ -6,9 +6,9 @@ Shapes: T rows, K experts a row, P = T * K routed pairs, E experts. Owns the int
     [1 ..]       groups [max_groups, 4]: slot, bank row, first pair, number of pairs
     then         pairs [P]: pair ids t * K + k, those of one expert side by side, ascending
 
-Filling is on the critical path (once a layer and wave), so the host side is numpy on one pinned buffer, read at once.
-The reading may be captured in a graph: it is always the same host buffer. So `fill` may be called again only when the
-last `upload` has run, which is so once later results of that layer were read back; a layer of several
+Filling is on the critical path (once a layer and wave), so the host side is numpy on one pinned buffer and one copy.
+The copy may be captured in a graph: it always reads the same host buffer. So `fill` may be called again only when the
+copy of the last `upload` has run, which is so once later results of that layer were read back; a layer of several
 waves takes one table for each wave in flight.
 """
 
@@ -19,8 +19,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from moespeq.kernels.host_read import read_from_host
 
 __all__ = ["BASE_IN_SLOT", "LaunchTable", "RoutedPairs", "VerifyTable"]
 
@@ -97,5 +95,5 @@ class VerifyTable:
         self._num_groups[0] = num_groups
 
     def upload(self) -> None:
-        """Enqueue the way to the device on the current stream; capturable."""
-        read_from_host(self.device, self._host)
+        """Enqueue the one copy to the device on the current stream; capturable."""
+        self.device.copy_(self._host, non_blocking=True)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from moespeq.kernels.host_read import read_from_host
-
 __all__ = ["StaticRows"]
 
 
@@ -36,4 +34,4 @@ class StaticRows:
         rows[2] = written
         if spare_place is not None:
             rows[2, live:] = spare_place
-        read_from_host(self._device, self._host)
+        self._device.copy_(self._host, non_blocking=True)
