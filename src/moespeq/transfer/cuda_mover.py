@@ -24,15 +24,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from moespeq.ports import Clock
+from moespeq.transfer.begun_copies import BegunCopies, CopyJob
 from moespeq.transfer.completions import CompletionBox, copy_failure, failed_read
 from moespeq.transfer.copy_stream import CopyStream, Point
 from moespeq.transfer.host_records import HostRecords, Outcome
@@ -45,24 +44,6 @@ __all__ = ["CudaMover"]
 
 
 _LOOK_EVERY_S = 2e-4  # shorter than `least_begun` copies on a fast link
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A fetch on its way: its slot's fence, its record once that is in host memory, its copy once that has begun."""
-
-    fetch: Fetch
-    after: Point | None
-    record: Tensor | None = None
-    ready_s: float = 0.0
-    copy: object | None = None
-    buffer: Tensor | None = None  # pinned, where the record itself is not
-    reserved: Move | None = None
-
-    @property
-    def report_s(self) -> float:
-        """No sooner is the copy reported."""
-        return 0.0 if self.reserved is None else self.reserved.end_s
 
 
 class CudaMover:
@@ -84,15 +65,14 @@ class CudaMover:
         assert least_begun > 0, least_begun
         self._records, self._stream, self._clock = records, stream, clock
         self._sleep_until = sleep_until or self._sleep_on_clock
-        self._least_begun, self._ahead_bytes, self._begun_bytes = least_begun, 0, 0
+        self._least_begun, self._ahead_bytes = least_begun, 0
         self._times = LinkTimes(bytes_per_s)
         self._fences: dict[int, Point] = {}
-        self._jobs: dict[int, _Job] = {}  # by slot, which is one fetch's until its completion
+        self._jobs: dict[int, CopyJob] = {}  # by slot, which is one fetch's until its completion
         self._link: UrgencyQueue[int] = UrgencyQueue()
         self._lock = threading.Lock()
         self._has_news = False
-        self._begun: deque[_Job] = deque()
-        self._begun_in: dict[int, _Job] = {}  # by slot
+        self._begun = BegunCopies()
         self._free_buffers: list[Tensor] = []
         self._moves = MoveLog()
         self._done = CompletionBox()
@@ -105,7 +85,7 @@ class CudaMover:
     def submit(self, fetch: Fetch) -> None:
         assert not self._is_closed, "submit after close"
         assert fetch.num_bytes <= self._stream.slot_bytes, f"{fetch} does not fit its slot"
-        job = _Job(fetch, self._fences.get(fetch.slot))
+        job = CopyJob(fetch, self._fences.get(fetch.slot))
         self._jobs[fetch.slot] = job
         self._done.expect()
         self._records.request(fetch.key, fetch.cause, partial(self._on_ready, job))
@@ -122,8 +102,8 @@ class CudaMover:
     def wait_on_device(self, fetch: Fetch) -> bool:
         if self._times.bytes_per_s is not None:
             return False  # a paced copy counts as arrived later than it is
-        job = self._begun_in.get(fetch.slot)
-        if job is None or job.fetch is not fetch:
+        job = self._begun.of(fetch)
+        if job is None:
             return False
         self._stream.order_behind(job.copy)
         return True
@@ -140,7 +120,7 @@ class CudaMover:
             done = self.poll()
             if done or not self._done.num_expected:
                 return done
-            job = self._oldest()
+            job = self._begun.oldest
             if job is None:
                 return self._done.wait()  # for a reader to bring a record, and all that follows
             with contextlib.suppress(RuntimeError):  # raised again, and put into words, where the copy is ended
@@ -173,7 +153,7 @@ class CudaMover:
         self._is_moving.set()
         self._thread.join()
 
-    def _on_ready(self, job: _Job, outcome: Outcome) -> None:
+    def _on_ready(self, job: CopyJob, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
             del self._jobs[job.fetch.slot]
             self._done.post(failed_read(job.fetch, outcome))
@@ -184,7 +164,7 @@ class CudaMover:
             if self._may_begin:
                 self._advance()
 
-    def _begin_at_once(self, job: _Job) -> bool:
+    def _begin_at_once(self, job: CopyJob) -> bool:
         """Where nothing is queued and few are begun, a demand need not pass through the queue."""
         if len(self._link) or not self._lock.acquire(blocking=False):
             return False
@@ -204,13 +184,7 @@ class CudaMover:
             return False
         if self._times.bytes_per_s is not None:
             return not self._begun
-        return len(self._begun) < self._least_begun or self._begun_bytes < self._ahead_bytes
-
-    def _oldest(self) -> _Job | None:
-        try:
-            return self._begun[0]
-        except IndexError:
-            return None
+        return len(self._begun) < self._least_begun or self._begun.num_bytes < self._ahead_bytes
 
     def _keep_moving(self) -> None:
         while not self._is_closed or self._begun:
@@ -239,7 +213,7 @@ class CudaMover:
             finally:
                 self._lock.release()
 
-    def _begin(self, job: _Job) -> None:
+    def _begin(self, job: CopyJob) -> None:
         assert job.record is not None, "in the link's queue without its record"
         try:
             job.copy = self._stream.begin(self._reachable(job, job.record), job.fetch.slot, job.after)
@@ -247,13 +221,11 @@ class CudaMover:
             self._fail(job, error)
             return
         job.reserved = self._times.reserve(job.fetch.num_bytes, job.ready_s)
-        self._begun.append(job)
-        self._begun_in[job.fetch.slot] = job
-        self._begun_bytes += job.fetch.num_bytes
+        self._begun.add(job)
         if not self._is_moving.is_set():
             self._is_moving.set()
 
-    def _reachable(self, job: _Job, record: Tensor) -> Tensor:
+    def _reachable(self, job: CopyJob, record: Tensor) -> Tensor:
         """The record where the copy engine can read it by itself: its place, or a buffer no begun copy still uses."""
         if self._records.is_pinned(record):
             return record
@@ -264,20 +236,18 @@ class CudaMover:
 
     def _end_copies(self) -> None:
         now_s = self._looked_s = self._clock.now_s()
-        if not self._begun:
-            return
-        ended: list[tuple[_Job, float]] = []
-        while self._begun and self._begun[0].report_s <= now_s:
-            job = self._begun[0]
+        ended: list[tuple[CopyJob, float]] = []
+        while (job := self._begun.oldest) is not None and job.report_s <= now_s:
             try:
                 if not self._stream.has_ended(job.copy):
                     break
                 moved_s = self._stream.moved_s(job.copy)
             except Exception as error:
-                self._leave_link()
+                self._begun.remove_oldest()
                 self._fail(job, error)
                 continue
-            ended.append((self._leave_link(), moved_s))
+            self._begun.remove_oldest()
+            ended.append((job, moved_s))
         if not ended:
             return
         copies = [(job.fetch.num_bytes, moved_s, job.reserved) for job, moved_s in ended]
@@ -285,18 +255,12 @@ class CudaMover:
             self._moves.add(move)
             self._end(job, Completion(job.fetch, move.end_s - move.begin_s, ended_s=move.end_s))
 
-    def _leave_link(self) -> _Job:
-        job = self._begun.popleft()
-        del self._begun_in[job.fetch.slot]
-        self._begun_bytes -= job.fetch.num_bytes
-        return job
-
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, job: CopyJob, error: Exception) -> None:
         """The driver refused (RuntimeError and its kin), or a bug of ours."""
         bug = None if isinstance(error, RuntimeError) else error
         self._end(job, Completion(job.fetch, 0.0, copy_failure(job.fetch.key, error), bug=bug))
 
-    def _end(self, job: _Job, done: Completion) -> None:
+    def _end(self, job: CopyJob, done: Completion) -> None:
         if job.buffer is not None:
             self._free_buffers.append(job.buffer)
         self._records.give_back(job.fetch.key)
