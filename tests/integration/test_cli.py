@@ -37,21 +37,6 @@ RUN_KEYS = {
 }
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    """Runs `moespeq` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["moespeq", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
 def spawn(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """`moespeq` in a process of its own."""
     command = [sys.executable, "-m", "moespeq", *map(str, arguments)]

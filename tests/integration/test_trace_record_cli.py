@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import moespeq.api
-from moespeq.cli.main import run
 from moespeq.replay import RoutingTrace
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -18,25 +17,15 @@ PROMPT = ("-p", "A router sends every token", "-n", "6", "--ignore-eos", "--devi
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    """Runs `moespeq trace record` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["moespeq", "trace", "record", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
+def record(cli: Cli) -> Cli:
+    return partial(cli, "trace", "record")
 
 
 def test_it_writes_a_trace_and_says_what_is_in_it_and_what_to_do_next(
-    cli: Cli, tiny_store: Path, tmp_path: Path
+    record: Cli, tiny_store: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new folder" / "t"
-    code, said, err = cli(tiny_store, "--out", out, *PROMPT, "--k", "3", "--temperature", "1", "--seed", "4")
+    code, said, err = record(tiny_store, "--out", out, *PROMPT, "--k", "3", "--temperature", "1", "--seed", "4")
     assert (code, err) == (0, "")
     assert f"{out}: 6 tokens in" in said
     assert f"moespeq trace show '{out}'" in said
@@ -47,8 +36,8 @@ def test_it_writes_a_trace_and_says_what_is_in_it_and_what_to_do_next(
     assert [path.name for path in out.parent.iterdir()] == ["t"]
 
 
-def test_json_is_one_line_of_what_was_recorded(cli: Cli, tiny_store: Path, tmp_path: Path) -> None:
-    code, said, _ = cli(tiny_store, "-o", tmp_path / "t", *PROMPT, "--json")
+def test_json_is_one_line_of_what_was_recorded(record: Cli, tiny_store: Path, tmp_path: Path) -> None:
+    code, said, _ = record(tiny_store, "-o", tmp_path / "t", *PROMPT, "--json")
     assert code == 0
     assert said.count("\n") == 1
     summary = json.loads(said)
@@ -60,9 +49,9 @@ def test_json_is_one_line_of_what_was_recorded(cli: Cli, tiny_store: Path, tmp_p
     assert summary["finish_reason"] == "length"
 
 
-def test_a_chat_is_recorded_as_a_chat(cli: Cli, tiny_store: Path, tmp_path: Path) -> None:
+def test_a_chat_is_recorded_as_a_chat(record: Cli, tiny_store: Path, tmp_path: Path) -> None:
     plain, chat = (
-        json.loads(cli(tiny_store, "-o", tmp_path / str(number), *PROMPT, *extra, "--json")[1])["prompt_tokens"]
+        json.loads(record(tiny_store, "-o", tmp_path / str(number), *PROMPT, *extra, "--json")[1])["prompt_tokens"]
         for number, extra in enumerate([(), ("--system", "Be brief.")])
     )
     assert chat > plain
@@ -80,7 +69,7 @@ def test_a_chat_is_recorded_as_a_chat(cli: Cli, tiny_store: Path, tmp_path: Path
     ],
 )
 def test_what_cannot_become_a_trace_is_refused_before_anything_is_loaded(
-    cli: Cli,
+    record: Cli,
     tiny_store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +80,7 @@ def test_what_cannot_become_a_trace_is_refused_before_anything_is_loaded(
     (tmp_path / "here").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     monkeypatch.setattr(moespeq.api, "load", lambda *_, **__: pytest.fail("it was loaded"))
-    code, said, err = cli(tiny_store, "--out", tmp_path / out, *PROMPT, *options)
+    code, said, err = record(tiny_store, "--out", tmp_path / out, *PROMPT, *options)
     assert (code, said) == (2, "")
     assert err.startswith("moespeq: ")
     assert err.count("\n") == 1
@@ -99,7 +88,7 @@ def test_what_cannot_become_a_trace_is_refused_before_anything_is_loaded(
     assert (tmp_path / "here").read_text() == "mine"
 
 
-def test_a_prompt_that_is_refused_leaves_no_file(cli: Cli, tiny_store: Path, tmp_path: Path) -> None:
-    code, _, err = cli(tiny_store, "--out", tmp_path / "t", "-p", "", "--device", "cpu")
+def test_a_prompt_that_is_refused_leaves_no_file(record: Cli, tiny_store: Path, tmp_path: Path) -> None:
+    code, _, err = record(tiny_store, "--out", tmp_path / "t", "-p", "", "--device", "cpu")
     assert (code, err) == (2, "moespeq: The prompt is empty; give at least one character.\n")
     assert not (tmp_path / "t").exists()

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.measured_trace import measured_trace
-from tests.synthetic_trace import synthetic_trace
 
-from moespeq.cli.main import run
+from measured_trace import measured_trace
 from moespeq.replay import RoutingTrace
+from synthetic_trace import synthetic_trace
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs `moespeq trace replay` in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["moespeq", "trace", "replay", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
+def replay(cli: Cli) -> Cli:
+    return partial(cli, "trace", "replay")
 
 
 @pytest.fixture
@@ -45,40 +35,40 @@ def names(text: str) -> list[str]:
     return [match[1] for match in re.finditer(r"^(\S.*?)\s{2,}[\d.]+ +[\d.]+ ", text, re.MULTILINE)]
 
 
-def test_the_recorded_run_alone_is_compared_with_its_replay(cli: Cli, trace: Path) -> None:
-    code, out, err = cli(trace)
+def test_the_recorded_run_alone_is_compared_with_its_replay(replay: Cli, trace: Path) -> None:
+    code, out, err = replay(trace)
     assert (code, err) == (0, "")
     first = out.splitlines()[0]
     assert re.fullmatch(r"recorded [\d.]+ tok/s, replayed [\d.]+ \([+-]\d %\)", first)
     assert names(out) == ["recorded", "replayed"]
 
 
-def test_what_if_stands_below_with_what_it_is(cli: Cli, trace: Path) -> None:
-    code, out, _ = cli(trace, "--k", 2, "--link", "pcie5", "--slots", 20, "--no-prefetch", "--policy", "lru")
+def test_what_if_stands_below_with_what_it_is(replay: Cli, trace: Path) -> None:
+    code, out, _ = replay(trace, "--k", 2, "--link", "pcie5", "--slots", 20, "--no-prefetch", "--policy", "lru")
     assert code == 0
     assert names(out) == ["recorded", "replayed", "what if"]
     assert re.search(r"^what if +k=2, 20 slots of 8.58 MiB, 55 GB/s, lru without prefetch$", out, re.MULTILINE)
 
 
-def test_neighbours_and_policies_stand_beside_it(cli: Cli, trace: Path) -> None:
-    _, out, _ = cli(trace, "--compare", "--policies")
+def test_neighbours_and_policies_stand_beside_it(replay: Cli, trace: Path) -> None:
+    _, out, _ = replay(trace, "--compare", "--policies")
     assert names(out)[:6] == ["recorded", "replayed", "pcie3", "pcie4", "pcie5", "twice the slots"]
     assert names(out)[6:] == ["ours", "lru", "lfu", "chunk", "ours without prefetch", "lru without prefetch"]
     assert re.search(r"^saved: 1.00 is Belady's rule.*at \d+\S* MB a token", out, re.MULTILINE)
 
 
-def test_a_replay_that_is_far_off_says_so_first(cli: Cli, trace: Path) -> None:
+def test_a_replay_that_is_far_off_says_so_first(replay: Cli, trace: Path) -> None:
     made = RoutingTrace.read(trace)
     rounds = [replace(one, verify_s=one.verify_s + 1.0, stall_s=one.stall_s + 1.0) for one in made.rounds]
     replace(made, rounds=rounds).write(trace)
-    _, out, _ = cli(trace, "--k", 2)
+    _, out, _ = replay(trace, "--k", 2)
     assert re.search(r"\(\+\d+ %\): more than 15 % apart, so the rest is not to be trusted$", out.splitlines()[0])
-    _, out, _ = cli(trace, "--k", 2, "--json")
+    _, out, _ = replay(trace, "--k", 2, "--json")
     assert json.loads(out)["is_trusted"] is False
 
 
-def test_json_is_one_line_with_every_outcome_and_setting(cli: Cli, trace: Path) -> None:
-    code, out, err = cli(trace, "--json", "--k", 2, "--policies")
+def test_json_is_one_line_with_every_outcome_and_setting(replay: Cli, trace: Path) -> None:
+    code, out, err = replay(trace, "--json", "--k", 2, "--policies")
     assert (code, err, out.count("\n")) == (0, "", 1)
     told = json.loads(out)
     assert told["is_trusted"] is True
@@ -87,16 +77,16 @@ def test_json_is_one_line_with_every_outcome_and_setting(cli: Cli, trace: Path) 
     assert told["outcomes"]["recorded"]["wasted_share"] is None
     assert told["settings"]["what if"] == told["settings"]["replayed"] | {"k": 2}
     assert told["policies"]["outcomes"][0]["name"] == "ours"
-    _, out, _ = cli(trace, "--json")
+    _, out, _ = replay(trace, "--json")
     assert json.loads(out)["policies"] is None
 
 
-def test_a_link_that_nothing_crossed_has_no_rate(cli: Cli, trace: Path) -> None:
+def test_a_link_that_nothing_crossed_has_no_rate(replay: Cli, trace: Path) -> None:
     made = RoutingTrace.read(trace)
     replace(made, header=replace(made.header, link_bytes_per_s=0.0)).write(trace)
-    _, out, _ = cli(trace)
+    _, out, _ = replay(trace)
     assert "a link that nothing crossed" in out
-    _, out, _ = cli(trace, "--json")
+    _, out, _ = replay(trace, "--json")
     assert json.loads(out)["settings"]["replayed"]["link_bytes_per_s"] is None
 
 
@@ -109,16 +99,16 @@ def test_a_link_that_nothing_crossed_has_no_rate(cli: Cli, trace: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(
-    cli: Cli, trace: Path, arguments: tuple[str, ...], message: str
+    replay: Cli, trace: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    code, out, err = cli(trace, *arguments)
+    code, out, err = replay(trace, *arguments)
     assert (code, out) == (2, "")
     assert re.search(message, err)
     assert err.count("\n") == 1
 
 
-def test_what_is_no_trace_is_said_to_be_none(cli: Cli, tmp_path: Path) -> None:
+def test_what_is_no_trace_is_said_to_be_none(replay: Cli, tmp_path: Path) -> None:
     (tmp_path / "t").write_text("text")
-    code, _, err = cli(tmp_path / "t")
+    code, _, err = replay(tmp_path / "t")
     assert code == 2
     assert "is no routing trace" in err

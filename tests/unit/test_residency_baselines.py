@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.residency_rig import NUM_LAYERS, Rig
 
 from moespeq.residency import Eviction, PassKind, ResidencyOptions
 from moespeq.types import Cause
+from residency_rig import NUM_LAYERS, Rig
 
 
 def rig(num_slots: int, eviction: Eviction, *, link_depth: int = 100, mover_depth: int = 100) -> Rig:

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.synthetic_trace import PLAIN_BYTES, RECORD_BYTES, synthetic_trace
 
 from moespeq.errors import UsageError
 from moespeq.replay import RoutingTrace
@@ -15,6 +14,7 @@ from moespeq.replay.changes import LINK_BYTES_PER_S, Changes, neighbours
 from moespeq.replay.policies import POLICIES, ByteBounds, byte_bounds, compare_policies, policy_name
 from moespeq.replay.what_if import Setting, recorded_setting, replay_setting, routed
 from moespeq.residency import Eviction
+from synthetic_trace import PLAIN_BYTES, RECORD_BYTES, synthetic_trace
 
 MIB = 1 << 20
 

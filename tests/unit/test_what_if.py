@@ -8,15 +8,15 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from tests.measured_trace import TIMES, measured_trace
-from tests.synthetic_trace import synthetic_trace
 
+from measured_trace import TIMES, measured_trace
 from moespeq.errors import TraceError
 from moespeq.replay import RoutingTrace, TraceRound
 from moespeq.replay.rounds import rounds_of
 from moespeq.replay.timing import ComputeTimes
 from moespeq.replay.what_if import error_share, recorded_outcome, recorded_setting, replay_setting
 from moespeq.residency import Eviction
+from synthetic_trace import synthetic_trace
 
 
 @cache
