@@ -53,7 +53,7 @@ def _difference(recorded: TraceRound, after: ReplayResult, before: ReplayResult)
         link_bytes=moved.link_bytes,
         used_bytes=moved.used_bytes,
         draft_s=draft_s,
-        verify_s=after.seconds - before.seconds - draft_s,
+        verify_s=max(0.0, after.seconds - before.seconds - draft_s),  # a difference may round below it
         stall_s=moved.stall_s,
         link_busy_s=after.link_busy_s - before.link_busy_s,
     )

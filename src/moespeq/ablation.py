@@ -96,7 +96,10 @@ def run_ablation(
         raise UsageError(f"{source} is a store of one record form; on a CPU the ablation needs the checkpoint for two.")
     if k is None:
         k = replace(shared, device="cuda" if on_gpu else "cpu").row_bucket - 1
-    for step in steps_of(k):
+    steps = steps_of(k)
+    for step in steps:  # what one of them cannot be asked is said before any ran
+        LoadOptions.from_mapping({**common, **step.options})
+    for step in steps:
         on_step(step.name)
         options = {**common, **step.options}
         model: str | Path = source

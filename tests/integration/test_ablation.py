@@ -49,6 +49,13 @@ def test_on_a_cpu_a_store_has_only_one_record_form(tiny_store: Path) -> None:
         list(run_ablation(tiny_store, PROMPT, k=4, max_new_tokens=4, common={**COMMON, "device": "cpu"}))
 
 
+def test_what_a_step_cannot_be_asked_is_said_before_any_ran(tiny_checkpoint: Path) -> None:
+    begun: list[str] = []
+    with pytest.raises(UsageError, match="k=999 needs 1000 rows"):
+        list(run_ablation(tiny_checkpoint, PROMPT, k=999, max_new_tokens=4, common=COMMON, on_step=begun.append))
+    assert begun == []
+
+
 def test_the_command_prints_one_object(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,9 +196,9 @@ def test_a_text_over_the_edge_of_a_length_bucket_and_to_the_end_of_the_context_i
         assert recorded(engine, prompt, 1000).trace.positions == trace.positions
 
 
-def test_a_text_of_one_token_has_one_row_and_no_round(tiny_engine: Engine) -> None:
-    trace = recorded(tiny_engine, num_tok=1).trace
-    assert (len(trace.positions), len(trace.rounds)) == (1, 0)
+def test_a_text_of_one_token_is_refused_for_it_has_no_round(tiny_engine: Engine) -> None:
+    with pytest.raises(UsageError, match="ended with its first token, before any round; ask for more tokens"):
+        recorded(tiny_engine, num_tok=1)
 
 
 def test_a_text_that_ends_early_is_recorded_up_to_its_end(tiny_engine: Engine) -> None:

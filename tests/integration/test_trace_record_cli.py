@@ -92,3 +92,11 @@ def test_a_prompt_that_is_refused_leaves_no_file(record: Cli, tiny_store: Path, 
     code, _, err = record(tiny_store, "--out", tmp_path / "t", "-p", "", "--device", "cpu")
     assert (code, err) == (2, "moespeq: The prompt is empty; give at least one character.\n")
     assert not (tmp_path / "t").exists()
+
+
+def test_one_file_cannot_be_trace_and_time_line(record: Cli, tiny_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    code, said, err = record(tiny_store, "--out", tmp_path / "t", "--timeline", tmp_path / "a" / ".." / "t", *PROMPT)
+    assert (code, said) == (2, "")
+    assert "are both" in err
+    assert not (tmp_path / "t").exists()

@@ -35,7 +35,15 @@ def test_show_prints_every_table_with_its_sentence_and_leaves_no_file(show: Cli,
     assert (code, err) == (0, "")
     for title in ("Activation entropy", "Reuse", "Distinct experts", "Hit rate", "Routes foretold", "accepted"):
         assert title in out
-    for said in ("equally popular", "times chance", "moves", "LRU hits", "lookahead", "beyond", "confidence tells"):
+    for said in (
+        "equally popular",
+        "times chance",
+        "moves",
+        "LRU hits",
+        "lookahead",
+        "near a verify",
+        "confidence tells",
+    ):
         assert said in " ".join(out.split())
     assert "\x1b" not in out, "no colours where nobody looks"
     assert list(trace.parent.iterdir()) == [trace]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moespeq.errors import TraceError
-from moespeq.replay import RoutingTrace, TraceHeader, TracePosition, TraceRound
+from moespeq.replay import RoutingTrace, TraceHeader, TracePosition, TraceRound, routing_trace
 
 HEADER = TraceHeader(
     model="tiny",
@@ -40,7 +40,7 @@ POSITION = TracePosition(
 ROUND = TraceRound(
     k=4,
     accepted=1,
-    committed=2,
+    committed=1,
     hits=3,
     late=1,
     misses=2,
@@ -74,7 +74,7 @@ def test_what_is_no_trace_is_named_so(content: bytes, tmp_path: Path) -> None:
 def test_a_missing_file_and_a_folder_are_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="does not exist; `moespeq trace record` makes one"):
         RoutingTrace.read(tmp_path / "t")
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match="is no regular file; give a trace"):
         RoutingTrace.read(tmp_path)
 
 
@@ -98,6 +98,58 @@ def test_another_schema_and_damage_are_refused(old: bytes, new: bytes, message: 
     rewritten(tmp_path / "t", old, new)
     with pytest.raises(TraceError, match=message):
         RoutingTrace.read(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        (b'"num_layers":2', b'"num_layers":0', "header: num_layers"),
+        (b'"num_experts":4', b'"num_experts":"x"', "header: num_experts"),
+        (b'"num_experts":4', b'"num_experts":1000000000', "header: num_experts"),
+        (b'"top_k":2', b'"top_k":5', "header: num_experts"),
+        (b'"num_slots":3', b'"num_slots":0', "header: num_slots"),
+        (b'"record_bytes":[100,110]', b'"record_bytes":[]', "header: record_bytes"),
+        (b'"record_bytes":[100,110]', b'"record_bytes":[100,-1]', "header: record_bytes"),
+        (b'"link_bytes_per_s":1000000000.0', b'"link_bytes_per_s":-1', "header: link_bytes_per_s"),
+        (b'"options":{"k":4', b'"options":{"rows":null,"k":4', "header: options, rows"),
+        (b'"true":[[0,1],[2,3]]', b'"true":[[0,1]]', "token 0: true"),
+        (b'"true":[[0,1],[2,3]]', b'"true":[[0,1],[2,99]]', "token 0: true"),
+        (b'"draft":[[0,1],[3,2]]', b'"draft":[[0,0],[3,2]]', "token 0: draft"),
+        (b'"draft":[[0,1],[3,2]]', b'"draft":[[],[3,2]]', "token 0: draft"),
+        (b'"ahead":[[],[2,1]]', b'"ahead":[[],[2]]', "token 0: ahead"),
+        (b'"confidence":0.5', b'"confidence":NaN', "token 0: confidence"),
+        (b'"confidence":0.5', b'"confidence":1e30', "token 0: confidence"),
+        (b'"confidence":0.5', b'"confidence":null', "token 0: confidence"),
+        (b'"step":1', b'"step":1e30', "token 0: step"),
+        (b'"accepted":true', b'"accepted":1', "token 0: accepted"),
+        (b'"hits":3', b'"hits":-1', "round 0: hits"),
+        (b'"k":4,"acc', b'"k":0,"acc', "round 0: k"),
+        (b'"committed":1', b'"committed":0', "round 0: committed"),
+        (b'"verify_s":0.2', b'"verify_s":NaN', "round 0: verify_s"),
+        (b'"draft_s":0.1,"verify_s":0.2', b'"draft_s":0,"verify_s":0', "rounds that take no time"),
+        (b'"committed":1', b'"committed":2', "tokens and rounds do not add up"),
+        (b'"positions":2', b'"positions":1', "damaged"),
+        (b'"rounds":1', b'"rounds":0', "more lines than it says"),
+    ],
+)
+def test_what_no_run_can_have_recorded_is_refused_by_its_name(
+    old: bytes, new: bytes, fault: str, tmp_path: Path
+) -> None:
+    TRACE.write(tmp_path / "t")
+    rewritten(tmp_path / "t", old, new)
+    with pytest.raises(TraceError, match=f"t is damaged.*{fault}|{fault}.*record it again"):
+        RoutingTrace.read(tmp_path / "t")
+
+
+def test_devices_deep_nests_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match="no regular file"):
+        RoutingTrace.read(Path("/dev/zero"))
+    (tmp_path / "deep").write_bytes(gzip.compress(b"[" * 100_000))
+    monkeypatch.setattr(routing_trace, "_MOST_BYTES", 1000)
+    (tmp_path / "bomb").write_bytes(gzip.compress(b" " * 100_000))
+    for name in ("deep", "bomb"):
+        with pytest.raises(TraceError, match="is no routing trace"):
+            RoutingTrace.read(tmp_path / name)
 
 
 def test_a_trace_cut_in_its_bytes_is_refused(tmp_path: Path) -> None:

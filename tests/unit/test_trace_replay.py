@@ -89,9 +89,17 @@ def test_what_the_trace_does_not_know_is_not_guessed() -> None:
         Changes(records="nested").apply(header, replace(own, record_bytes=[PLAIN_BYTES] * header.num_layers))
 
 
+def test_there_are_never_more_slots_than_experts() -> None:
+    header, own = trace().header, recorded_setting(trace())
+    most = header.num_layers * header.num_experts
+    for changes in ({"num_slots": 10**23}, {"device_memory": "900TiB"}):
+        assert apply(**changes).num_slots == most
+    assert neighbours(replace(own, num_slots=most), most)["twice the slots"].num_slots == most
+
+
 def test_neighbours_are_each_link_and_twice_the_slots() -> None:
     own = recorded_setting(trace())
-    named = neighbours(own)
+    named = neighbours(own, 10**6)
     assert list(named) == ["pcie3", "pcie4", "pcie5", "twice the slots"]
     assert named["twice the slots"] == replace(own, num_slots=2 * own.num_slots)
 

@@ -15,7 +15,7 @@ from moespeq.cli.trace_tables import tables
 from moespeq.errors import TraceError
 from moespeq.replay import RoutingTrace, belady_misses
 from moespeq.replay.cache_study import lru_misses, study_cache
-from moespeq.replay.fidelity_study import RouteMatch
+from moespeq.replay.fidelity_study import RouteMatch, study_acceptance
 from moespeq.replay.findings import findings
 from moespeq.replay.study import TraceStudy, study_trace
 from synthetic_trace import synthetic_trace
@@ -168,7 +168,20 @@ def test_what_is_said_follows_from_what_was_measured() -> None:
     assert "33.0 times fewer" in frozen["distinct"]
     assert "the recorded run: 25%" in uniform["cache"]
     assert "the draft is right least in layer" in uniform["layers"]
-    assert uniform["acceptance"] == "100.0% of drafted tokens are accepted, so drafting 8 commits 9.0 a round."
+    assert uniform["acceptance"] == "100.0% of drafted tokens are accepted; drafting 8 commits 9.0 a round."
+
+
+def test_what_a_round_commits_is_counted_from_the_text_and_not_from_a_mean() -> None:
+    trace = synthetic_trace(num_positions=40, acceptance=1.0)
+    flags = [index % 10 != 2 for index in range(40)]  # rounds of 3, 9, 1, 9, 1, 9; the next does not fit
+    positions = [replace(each, accepted=flag) for each, flag in zip(trace.positions, flags, strict=True)]
+    assert study_acceptance(replace(trace, positions=positions)).committed == pytest.approx((3 + 9 + 1 + 9 + 1 + 9) / 6)
+
+
+def test_a_short_text_is_not_made_to_say_more_than_it_can() -> None:
+    said = findings(study_trace(synthetic_trace(num_positions=40, acceptance=0.5, stickiness=0.4)))
+    assert "but 40 tokens say little of 33 rows: most uses are first ones" in said["cache"]
+    assert "too few tokens lie far from one to compare" in said["steps"]
 
 
 def test_hit_rates_are_told_for_a_cache_that_does_not_hold_all() -> None:

@@ -57,6 +57,7 @@ def command(
     from moespeq.config import LoadOptions
     from moespeq.decode.recording import record, require_draft
     from moespeq.decode.timeline import write_timeline
+    from moespeq.errors import UsageError
 
     loading: dict[str, Any] = {
         "k": parse_k(k),
@@ -84,6 +85,8 @@ def command(
     _require_new_file(out, "--out")
     if timeline is not None:
         _require_new_file(timeline, "--timeline")
+        if timeline.resolve() == out.resolve():
+            raise UsageError(f"--out and --timeline are both {out}; give two files.")
     require_draft(LoadOptions.from_mapping(loading))
     text = read_prompt(prompt)
     with progress_bar() as bar:

@@ -28,7 +28,7 @@ def command(
     slots: Annotated[int | None, typer.Option("--slots", help="Records that fit the device.")] = None,
     device_memory: Annotated[
         str | None,
-        typer.Option("--device-memory", metavar="+SIZE|-SIZE", help="More memory for slots, or less: +4GiB."),
+        typer.Option("--device-memory", metavar="SIZE", help="In place of what the run had; slots follow."),
     ] = None,
     link: Annotated[
         str | None,
@@ -63,7 +63,7 @@ def command(
     asked = Changes(k, slots, device_memory, link, policy, prefetch, records).apply(recorded.header, own)
     settings = {"replayed": own}
     settings |= {} if asked == own else {"what if": asked}
-    settings |= neighbours(asked) if compare else {}
+    settings |= neighbours(asked, recorded.header.num_layers * recorded.header.num_experts) if compare else {}
     outcomes = {"recorded": recorded_outcome(recorded)}
     outcomes |= {name: replay_setting(recorded, setting) for name, setting in settings.items()}
     by_policy = compare_policies(recorded, asked) if policies else None

@@ -73,6 +73,8 @@ def record(engine: Engine, prompt: Prompt, *, progress: Progress | None = None, 
     if observer.params is None or not observer.positions:
         raise UsageError("The generation was cancelled before its trace was complete; record it again.")
     stats = stream.result.stats
+    if not stats.rounds:
+        raise UsageError("The answer ended with its first token, before any round; ask for more tokens, or ignore EOS.")
     trace = RoutingTrace(header_of(engine, observer.params, stats), observer.positions, rounds_of(stats))
     return Recording(trace, stream.result, observer.times[: len(trace.rounds)])  # the last one nobody was shown
 

@@ -122,7 +122,7 @@ def _draw_layers(study: TraceStudy, caption: str, path: Path) -> Path:
         bars = _stack(panel, range(study.num_layers), fidelity.draft_by_layer)
         told = [(layer, 100 * match.right) for layer, match in enumerate(fidelity.ahead_by_layer) if match.num_routes]
         layers, shares = [layer for layer, _ in told], [share for _, share in told]
-        line = panel.plot(layers, shares, "o-", markersize=3, color=_LOOKAHEAD, label="lookahead: same set")
+        line = panel.plot(layers, shares, "o-", markersize=3, color=_LOOKAHEAD, label="lookahead: right set")
         panel.set(ylabel="routes of the text (%)", ylim=(0, 100))
         _number_places(panel, "MoE layer", study.num_layers)
         _legend_above(panel, *bars, *line)

@@ -56,10 +56,10 @@ class Changes:
         if self.num_slots is not None and self.device_memory is not None:
             raise UsageError("Slots and device memory both say how many records fit the device; give one of them.")
         if self.num_slots is not None:
-            return _with_slots(self._with_records(header, setting), self.num_slots)
+            return _with_slots(header, self._with_records(header, setting), self.num_slots)
         if self.device_memory is not None:
             more_bytes = parse_bytes(self.device_memory) - _recorded_memory(header)
-            setting = _with_slots(setting, setting.num_slots + more_bytes // max(setting.record_bytes))
+            setting = _with_slots(header, setting, setting.num_slots + more_bytes // max(setting.record_bytes))
         return self._with_records(header, setting)
 
     def _with_records(self, header: TraceHeader, setting: Setting) -> Setting:
@@ -74,16 +74,16 @@ class Changes:
             return setting
         plain_bytes = header.plain_record_bytes
         num_slots = setting.num_slots * max(setting.record_bytes) // plain_bytes
-        return _with_slots(replace(setting, record_bytes=[plain_bytes] * header.num_layers), num_slots)
+        return _with_slots(header, replace(setting, record_bytes=[plain_bytes] * header.num_layers), num_slots)
 
 
-def neighbours(setting: Setting) -> dict[str, Setting]:
-    """What else one might buy: each link, and twice the slots."""
+def neighbours(setting: Setting, most_slots: int) -> dict[str, Setting]:
+    """What else one might buy: each link, and twice the slots, but no more than there are experts."""
     links = {
         name: replace(setting, link=replace(setting.link, bytes_per_s=bytes_per_s))
         for name, bytes_per_s in LINK_BYTES_PER_S.items()
     }
-    return links | {"twice the slots": replace(setting, num_slots=2 * setting.num_slots)}
+    return links | {"twice the slots": replace(setting, num_slots=min(2 * setting.num_slots, most_slots))}
 
 
 def _checked_k(k: int) -> int:
@@ -92,11 +92,11 @@ def _checked_k(k: int) -> int:
     return k
 
 
-def _with_slots(setting: Setting, num_slots: int) -> Setting:
+def _with_slots(header: TraceHeader, setting: Setting, num_slots: int) -> Setting:
     if num_slots < 1:
         short = format_at_least((1 - num_slots) * max(setting.record_bytes))
         raise UsageError(f"No record would fit the device: {short} are missing for a first slot; give more memory.")
-    return replace(setting, num_slots=num_slots)
+    return replace(setting, num_slots=min(num_slots, header.num_layers * header.num_experts))
 
 
 def _recorded_memory(header: TraceHeader) -> int:

@@ -13,7 +13,17 @@ from statistics import fmean
 
 from moespeq.replay.routing_trace import RoutingTrace, TracePosition
 
-__all__ = ["AcceptanceStudy", "FidelityStudy", "RouteMatch", "StepAcceptance", "study_acceptance", "study_fidelity"]
+__all__ = [
+    "ROUND_K",
+    "AcceptanceStudy",
+    "FidelityStudy",
+    "RouteMatch",
+    "StepAcceptance",
+    "study_acceptance",
+    "study_fidelity",
+]
+
+ROUND_K = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +90,11 @@ class AcceptanceStudy:
     """p: over all positions; by_step: step j -> p_(j+1), the chance of the token that step j drafts.
 
     accepted_confidence, rejected_confidence: the draft's mean probability of its token, None where there is none.
+    committed: tokens a round of ROUND_K drafts commits where the text is cut into such rounds.
     """
 
     p: float
+    committed: float
     accepted_confidence: float | None
     rejected_confidence: float | None
     by_step: dict[int, StepAcceptance]
@@ -116,10 +128,22 @@ def study_acceptance(trace: RoutingTrace) -> AcceptanceStudy:
     }
     return AcceptanceStudy(
         p=fmean(each.accepted for each in positions),
+        committed=_committed([each.accepted for each in positions]),
         accepted_confidence=_confidence(positions, accepted=True),
         rejected_confidence=_confidence(positions, accepted=False),
         by_step=by_step,
     )
+
+
+def _committed(accepted: Sequence[bool]) -> float:
+    """Mean over the rounds that the text holds whole; the first in any case."""
+    rounds: list[int] = []
+    start = 0
+    while start + ROUND_K < len(accepted) or not rounds:
+        drafted = accepted[start : start + ROUND_K]
+        rounds.append(next((place for place, kept in enumerate(drafted) if not kept), len(drafted)) + 1)
+        start += rounds[-1]
+    return fmean(rounds)
 
 
 def _by_step(positions: Iterable[TracePosition]) -> dict[int, list[TracePosition]]:

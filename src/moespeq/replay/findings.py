@@ -5,9 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from moespeq.replay.cache_study import CacheStudy
-from moespeq.replay.fidelity_study import RouteMatch, StepAcceptance
+from moespeq.replay.fidelity_study import ROUND_K, RouteMatch, StepAcceptance
 from moespeq.replay.study import TraceStudy
-from moespeq.residency.roofline import expected_accepted
 
 __all__ = ["findings"]
 
@@ -15,7 +14,8 @@ _EVEN_SHARE = 0.8  # of the experts equally popular: use is spread evenly
 _HOT_SHARE = 0.4
 _TELLING = 0.2  # a difference of confidence that separates accepted from rejected tokens
 _SCARCE = 0.25  # the share of experts to speak of where the recorded run had room for all
-_DRAFT_K = 8
+_FEW_TOK = 20  # of which a share says little
+_FEW_PASSES = 4
 _STEADY = 0.02  # a change smaller than this is none
 
 
@@ -73,10 +73,13 @@ def _cache(study: TraceStudy) -> str:
     size_asked = study.cache_share if study.cache_share < 1 else _SCARCE
     size = min(range(len(one.share)), key=lambda index: abs(one.share[index] - size_asked))
     lru, best = ([cache.hit_rate[policy][size] for cache in (one, many)] for policy in ("LRU", "MIN"))
+    told = _half(many)
+    if study.num_positions < _FEW_PASSES * many.rows:
+        told = f"but {study.num_positions} tokens say little of {many.rows} rows: most uses are first ones"
     return (
         f"With {one.share[size]:.0%} of all experts resident (the recorded run: {study.cache_share:.0%}) LRU hits "
         f"{lru[0]:.0%} at {one.rows} row and {lru[1]:.0%} at {many.rows} rows, and Belady's MIN, which knows the "
-        f"future, {best[0]:.0%} and {best[1]:.0%}; {_half(many)}."
+        f"future, {best[0]:.0%} and {best[1]:.0%}; {told}."
     )
 
 
@@ -111,6 +114,8 @@ def _steps(study: TraceStudy) -> str:
     if len(steps) == 1:
         return f"Only step {steps[0][0]} was recorded: its routes are right {near.right:.1%} of the time."
     far = RouteMatch.together([match for _, match in steps[half:]])
+    if min(near.num_routes, far.num_routes) < _FEW_TOK * study.num_layers:
+        return f"{near.right:.1%} of routes are right near a verify; too few tokens lie far from one to compare."
     spans = f"{near.right:.1%} of routes are right up to step {steps[half - 1][0]} and {far.right:.1%} beyond"
     if near.right - far.right < _STEADY:
         return f"{spans}: drafting further does not make a prefetch worse."
@@ -120,8 +125,9 @@ def _steps(study: TraceStudy) -> str:
 def _acceptance(study: TraceStudy) -> str:
     acceptance = study.acceptance
     overall = StepAcceptance.together(list(acceptance.by_step.values()))
-    committed = expected_accepted([overall.p] * _DRAFT_K)[-1] + 1  # the recovered or bonus token
-    said = f"{overall.p:.1%} of drafted tokens are accepted, so drafting {_DRAFT_K} commits {committed:.1f} a round"
+    said = (
+        f"{overall.p:.1%} of drafted tokens are accepted; drafting {ROUND_K} commits {acceptance.committed:.1f} a round"
+    )
     sure, unsure = acceptance.accepted_confidence, acceptance.rejected_confidence
     if sure is None or unsure is None:
         return f"{said}."

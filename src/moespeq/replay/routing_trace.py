@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moespeq.errors import TraceError
+from moespeq.replay.trace_check import find_fault
 
 __all__ = ["SCHEMA", "Routes", "RoutingTrace", "TraceHeader", "TracePosition", "TraceRound"]
 
@@ -115,9 +116,11 @@ class RoutingTrace:
 
     @classmethod
     def read(cls, path: Path) -> RoutingTrace:
-        """Raises TraceError for what is no trace, is cut short, or has another schema."""
+        """Raises TraceError for what is no trace, is cut short, has another schema, or says what cannot be."""
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path} is no regular file; give a trace that `moespeq trace record` made.")
         try:
-            lines = iter(gzip.decompress(path.read_bytes()).decode().splitlines())
+            lines = iter(_unpacked(path).decode().splitlines())
             head = json.loads(next(lines))
             if head.pop("kind") != _KIND:
                 raise ValueError("kind")
@@ -127,7 +130,7 @@ class RoutingTrace:
             if not isinstance(error, gzip.BadGzipFile):
                 raise TraceError(f"{path} cannot be read ({error.strerror}).") from error
             raise TraceError(_NO_TRACE.format(path)) from error
-        except (EOFError, zlib.error, ValueError, KeyError, StopIteration, AttributeError, TypeError) as error:
+        except _NOT_JSON as error:
             raise TraceError(_NO_TRACE.format(path)) from error
         schema = head.pop("schema", None)
         if schema != SCHEMA:
@@ -137,12 +140,26 @@ class RoutingTrace:
             header = _parse(TraceHeader, head)
             positions = _take(lines, TracePosition, counts[0])
             rounds = _take(lines, TraceRound, counts[1])
-        except (ValueError, KeyError, TypeError, StopIteration) as error:
+        except _NOT_JSON as error:
             raise TraceError(f"{path} is damaged or cut short; record it again.") from error
-        return cls(header, positions, rounds)
+        trace = cls(header, positions, rounds)
+        fault = "more lines than it says" if next(lines, None) is not None else find_fault(trace)
+        if fault is not None:
+            raise TraceError(f"{path} is damaged ({fault}); record it again.")
+        return trace
 
 
+_NOT_JSON = (EOFError, zlib.error, ValueError, LookupError, StopIteration, AttributeError, TypeError, RecursionError)
+_MOST_BYTES = 1 << 30  # unpacked: a hundred times what a thousand tokens of the largest models take
 _NO_TRACE = "{} is no routing trace; `moespeq trace record` makes one."
+
+
+def _unpacked(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError("too long")
+    return content
 
 
 def _take(lines: Iterator[str], kind: type[T], count: int) -> list[T]:

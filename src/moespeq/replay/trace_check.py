@@ -1,0 +1,103 @@
+"""Whether a trace's fields can be what a run recorded: files come from anywhere, and a replay trusts every number.
+
+Shapes: L MoE layers, K experts a token, E experts a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moespeq.replay.routing_trace import RoutingTrace, TraceHeader, TracePosition, TraceRound
+
+__all__ = ["find_fault"]
+
+_MOST_RECORDS = 1 << 20  # layers times experts; the largest models have 16 thousand
+_MOST_ROWS, _MOST_THREADS, _MOST_DEPTH = 65, 64, 1 << 20
+_OPTIONS = {"rows": _MOST_ROWS, "link_threads": _MOST_THREADS, "link_depth": _MOST_DEPTH}
+
+
+def find_fault(trace: RoutingTrace) -> str | None:
+    """What of `trace` cannot be, such as "round 3: committed", or None."""
+    return next(_faults(trace), None)
+
+
+def _faults(trace: RoutingTrace) -> Iterator[str]:
+    header = trace.header
+    yield from (f"header: {name}" for name in _of_header(header))
+    for number, position in enumerate(trace.positions):
+        yield from (f"token {number}: {name}" for name in _of_position(position, header))
+    for number, recorded in enumerate(trace.rounds):
+        yield from (f"round {number}: {name}" for name in _of_round(recorded))
+    if trace.rounds and sum(one.committed for one in trace.rounds) != len(trace.positions) - 1:
+        yield "tokens and rounds do not add up"
+    if trace.rounds and not any(one.draft_s + one.verify_s for one in trace.rounds):
+        yield "rounds that take no time"
+
+
+def _of_header(header: TraceHeader) -> Iterator[str]:
+    least = {"num_layers": 1, "num_experts": 1, "top_k": 1, "plain_record_bytes": 1, "base_bytes": 0, "num_slots": 1}
+    yield from (name for name, low in (least | {"prompt_tok": 0}).items() if not _is_count(getattr(header, name), low))
+    if header.num_layers * header.num_experts > _MOST_RECORDS or header.top_k > header.num_experts:
+        yield "num_experts"
+    if (
+        not isinstance(header.record_bytes, list)
+        or len(header.record_bytes) != header.num_layers
+        or not all(_is_count(size, 1) for size in header.record_bytes)
+    ):
+        yield "record_bytes"
+    yield from (
+        name for name in ("model", "model_type", "layout", "device") if not isinstance(getattr(header, name), str)
+    )
+    if not _is_number(header.link_bytes_per_s):
+        yield "link_bytes_per_s"
+    if not isinstance(header.options, dict):
+        yield "options"
+        return
+    for name, most in _OPTIONS.items():
+        if name in header.options and not _is_count(header.options[name], 1, most):
+            yield f"options, {name}"
+
+
+def _of_position(position: TracePosition, header: TraceHeader) -> Iterator[str]:
+    yield from (name for name in ("token", "step", "drafted") if not _is_count(getattr(position, name), 0))
+    if not _is_number(position.confidence, 1.0):
+        yield "confidence"
+    if not isinstance(position.accepted, bool):
+        yield "accepted"
+    for name in ("true", "draft", "ahead"):
+        routes = getattr(position, name)
+        if (
+            not isinstance(routes, list)
+            or len(routes) != header.num_layers
+            or not all(_is_route(one, header, may_be_empty=name == "ahead") for one in routes)
+        ):
+            yield name
+
+
+def _of_round(recorded: TraceRound) -> Iterator[str]:
+    counts = ("k", "accepted", "hits", "late", "misses", "link_bytes", "used_bytes")
+    yield from (name for name in counts if not _is_count(getattr(recorded, name), 0))
+    seconds = ("draft_s", "verify_s", "stall_s", "link_busy_s")
+    yield from (name for name in seconds if not _is_number(getattr(recorded, name)))
+    if recorded.k >= _MOST_ROWS or recorded.accepted > recorded.k:
+        yield "k"
+    if not _is_count(recorded.committed, 1, recorded.accepted + 1):
+        yield "committed"
+
+
+def _is_route(experts: Any, header: TraceHeader, *, may_be_empty: bool) -> bool:
+    if not isinstance(experts, list) or not all(_is_count(one, 0, header.num_experts - 1) for one in experts):
+        return False
+    return len(set(experts)) == len(experts) and (len(experts) == header.top_k or (may_be_empty and not experts))
+
+
+def _is_count(value: Any, least: int, most: int = 1 << 62) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: Any, most: float = math.inf) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and 0 <= value <= most
