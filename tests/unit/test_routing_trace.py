@@ -62,11 +62,10 @@ def test_a_trace_is_read_as_it_was_written_and_equal_traces_give_equal_files(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"text", gzip.compress(b""), gzip.compress(b"[1]"), gzip.compress(b'{"a": 1}')]
-)
-def test_what_is_no_trace_is_named_so(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(content)
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("content", [b"", b"text", b"[1]", b'{"a": 1}'])
+def test_what_is_no_trace_is_named_so(content: bytes, is_packed: bool, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(gzip.compress(content) if is_packed else content)
     with pytest.raises(TraceError, match="t is no routing trace; `moespeq trace record` makes one"):
         RoutingTrace.read(tmp_path / "t")
 
