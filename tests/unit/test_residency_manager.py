@@ -93,6 +93,30 @@ def test_without_prefetch_only_demand_crosses_the_link(kind: PassKind) -> None:
     assert set(rig.residency.end_pass(1).bytes_by_cause) == {Cause.DEMAND}
 
 
+@pytest.mark.parametrize(("wave_bytes", "sizes"), [(0, [2, 1, 1, 1, 1]), (300, [3, 3])])
+def test_a_prefill_wave_waits_until_it_is_large_enough(wave_bytes: int, sizes: list[int]) -> None:
+    rig = Rig(num_slots=8, options=ResidencyOptions(prefill_wave_bytes=wave_bytes))
+    rig.plain_pass([1, 2])
+    rig.residency.begin_pass(PassKind.PREFILL)
+    assert [len(wave) for wave in rig.residency.acquire(0, [1, 2, 3, 4, 5, 6])] == sizes
+
+
+def test_a_prefill_wave_does_not_wait_for_what_finds_no_room() -> None:
+    rig = Rig(num_slots=2, options=ResidencyOptions(prefill_wave_bytes=800))
+    rig.residency.begin_pass(PassKind.PREFILL)
+    assert [len(wave) for wave in rig.residency.acquire(0, [1, 2, 3, 4])] == [2, 2]
+
+
+def test_what_a_prefill_asks_stays_where_it_is_queued() -> None:
+    rig = Rig(8, ResidencyOptions(link_depth=4), mover_depth=1)
+    rig.residency.begin_pass(PassKind.PREFILL)
+    rig.residency.expect(0, [[1, 2, 3, 4]])
+    rig.use(0, 2, 4)
+    moved = rig.residency.end_pass(1)
+    assert (moved.late, moved.misses, moved.taken_back) == (2, 0, 1), "3 is taken back, 1 has begun"
+    assert Cause.DEMAND not in moved.bytes_by_cause
+
+
 def test_a_record_in_flight_is_handed_out_where_the_device_waits_for_it() -> None:
     rig = Rig(num_slots=4, has_device_waits=True)
     rig.residency.begin_pass(PassKind.PLAIN)

@@ -89,6 +89,7 @@ class Residency:
             self._base_rows,
             take_in=WeakMethod(self._take_in),  # or the slots would wait for the garbage collector
         )
+        self._prefill_wave = round(options.prefill_wave_bytes * len(record_bytes) / sum(record_bytes))
         self._kind: PassKind | None = None
         self._failed = 0
         self._bytes_by_cause = dict.fromkeys(Cause, 0)
@@ -138,7 +139,9 @@ class Residency:
         assert self._kind is None, f"a {self._kind} pass is still open: end_pass or cancel it first"
         self._kind = kind
         self._at_begin = self.counters()
-        self._fetches.begin(is_prefill=kind is PassKind.PREFILL)
+        is_prefill = kind is PassKind.PREFILL
+        self._fetches.begin(is_prefill=is_prefill)
+        self._waves.begin(least=self._prefill_wave if is_prefill else 1)
         self._scheduler.begin(is_draft=kind is PassKind.DRAFT_VERIFY, num_draft_steps=num_draft_steps)
         self.pump()
 

@@ -40,11 +40,15 @@ class ResidencyOptions:
     It should be what the link moves between two pumps, plus what it begins at once: with less the link runs dry. More
     delays no demand and moves nothing stale, since what has not begun is overtaken and taken back; but each fetch
     under way holds a slot, so more than a tenth of the slots costs hits.
+
+    `prefill_wave_bytes`: a prefill's wave has at least so many bytes of records while more of its layer's are on their
+    way. A launch over few experts leaves most of a GPU idle, and costs the host as long as several copies take.
     """
 
     prefetch: bool = True
     link_depth: int = 4
     eviction: Eviction = Eviction.NEXT_USE
+    prefill_wave_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

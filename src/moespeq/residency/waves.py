@@ -56,10 +56,15 @@ class LayerWaves:
         self._ahead_leases: list[int] = []  # which of them the running wave holds
         self._approached: int | None = None  # a layer that is about to ask
         self._lost: Collection[int] = ()  # records that lost their predicted use when it was approached
+        self._least = 1  # experts of a wave while more are on their way
         self._failure: str | None = None  # of a record that is awaited
         self._loss: str | None = None  # of one that was handed out
         self.hits = self.late = self.misses = 0
         self.stalls = Stalls()
+
+    def begin(self, *, least: int) -> None:
+        """A pass starts: a wave has at least `least` experts while others of its layer are on their way."""
+        self._least = least
 
     def open(self, layer: int, records: list[int]) -> Generator[Wave, None, None]:
         """The waves of `layer`, which truly uses `records`."""
@@ -131,7 +136,7 @@ class LayerWaves:
             if not held:
                 self._begin_ahead()
             while held or self._ahead_leases or self._awaited:
-                if held or self._ahead_leases:
+                if self._is_wave(len(held) + len(self._ahead_leases)):
                     yield self._wave(layer, [*held, *self._ahead_leases])
                     self._give_back(held)
                     self._end_ahead()
@@ -139,7 +144,8 @@ class LayerWaves:
                     self._wait()
                 self._raise_failure()
                 self.demand()
-                held, self._arrived = self._arrived, []
+                held += self._arrived
+                self._arrived = []
                 self._begin_ahead()
         finally:
             self._awaited, self._missing = set(), []
@@ -195,6 +201,11 @@ class LayerWaves:
             [cache.slot_of(record) for record in held],
             [row_of(record, cache.moved_bytes(record)) for record in held],
         )
+
+    def _is_wave(self, num_experts: int) -> bool:
+        """Whether so many are worth a launch, or all that can be had: what finds no room waits for their slots."""
+        are_more_coming = len(self._awaited) > len(self._missing)
+        return num_experts > 0 and (num_experts >= self._least or not are_more_coming)
 
     def _begin_ahead(self) -> None:
         """Lease the awaited records for whose copies the device waits by itself."""
