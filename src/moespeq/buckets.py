@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["PROMPT_DRAFT_ROWS", "LengthBuckets"]
+__all__ = ["PROMPT_DRAFT_ROWS", "PROMPT_ROWS", "LengthBuckets"]
 
 PROMPT_DRAFT_ROWS = 128
 """How many rows of a prompt are drafted: more name few new experts, and each routed pair reads a base once more."""
+
+PROMPT_ROWS = (128, 256, 512)
+"""Rows of the prefills whose graphs are captured at load: each looks as far as an eager one of as many tokens."""
 
 _SMALLEST_TOK = 256
 _LARGEST_STEP_TOK = 4096

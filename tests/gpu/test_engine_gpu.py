@@ -63,6 +63,21 @@ def test_a_prompt_is_foreseen_and_little_of_it_is_wasted(store: Path) -> None:
     assert prefill.used_bytes > 0.8 * prefill.link_bytes
 
 
+@pytest.mark.parametrize("num_tokens", [1, 127, 128, 300])
+def test_a_short_prompt_through_graphs_is_the_eager_one(num_tokens: int, store: Path) -> None:
+    with open_tight(store, 24, device="cuda", k=4, ctx_size=512) as engine:
+        if "CUDA" not in engine.facts["prefill"]:
+            pytest.skip("passes of this family run eagerly")
+        tokens = [5 + place * 7 % 90 for place in range(num_tokens)]
+        eager = engine.prompt_logits(tokens)[-1]
+        graphs = []
+        for other in (3, 9):
+            engine.prompt_logits([other] * 300)  # what lies behind the prompt is another's
+            graphs += [logits[0].clone() for logits in engine._parts.loop._prefill(tokens, num_logits=1)]
+    assert torch.equal(graphs[0], graphs[1])
+    torch.testing.assert_close(graphs[0], eager, atol=0.05, rtol=0.05)
+
+
 @pytest.fixture(scope="module")
 def demo_folder() -> Path:
     return MODEL_FOLDER

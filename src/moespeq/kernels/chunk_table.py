@@ -37,6 +37,11 @@ class ChunkTable:
         self._pairs = torch.zeros(max_pairs, dtype=torch.int32, pin_memory=is_pinned)
         self._waves = torch.zeros(num_waves, self.pairs_at, dtype=torch.int32, pin_memory=is_pinned)
 
+    def clear(self) -> None:
+        """A table of no groups, over which a launch does nothing."""
+        self.max_groups = 1
+        self.device[0] = 0
+
     def begin_layer(self, pairs: RoutedPairs) -> None:
         """Write the layer's pairs. What earlier layers launched has run."""
         num_pairs = len(pairs.order)

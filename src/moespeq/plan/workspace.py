@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moespeq.buckets import PROMPT_DRAFT_ROWS, LengthBuckets
+from moespeq.buckets import PROMPT_ROWS, LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.types import ModelShape
 
@@ -64,10 +64,11 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
 def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
     num_buckets = LengthBuckets(context_tok).count
     num_graphs = (shape.num_layers + 2) * num_buckets  # pieces of a verify pass between its layers, and a draft step
-    rows, mask_bytes = options.row_bucket, 0
+    num_graphs += (shape.num_layers + 1) * len(PROMPT_ROWS)  # pieces of a short prompt
+    rows, mask_bytes = max(options.row_bucket, PROMPT_ROWS[-1]), 0
     if options.has_draft:
         num_graphs += (2 + shape.num_layers // 8) * num_buckets  # pieces of a prompt's draft
-        rows, mask_bytes = max(rows, PROMPT_DRAFT_ROWS), _MOST_MASK_ROWS * context_tok * _BF16_BYTES
+        mask_bytes = _MOST_MASK_ROWS * context_tok * _BF16_BYTES
     pool_bytes = rows * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES + mask_bytes
     return (
         Figure(

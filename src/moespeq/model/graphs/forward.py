@@ -33,10 +33,11 @@ class Forward:
         bucket: int,
         experts: LayerExperts,
         *,
-        num_logits: int = 0,
+        num_logits: int | Tensor = 0,
         end: int | None = None,
     ) -> Tensor:
-        """ids, places (seen), written: int64 [T] -> logits of the last `num_logits` rows (0: of all), [n, V].
+        """ids, places (seen), written: int64 [T] -> logits of the last `num_logits` rows (0: of all), [n, V],
+        or of the rows that it names.
 
         end: the position behind the last row, where the rows follow each other and each sees all up to its own.
         """

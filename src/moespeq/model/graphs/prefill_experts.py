@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from moespeq.kernels import ExpertMath
@@ -46,6 +47,10 @@ class PrefillExperts:
         self._max_few_rows = _FEW_PAIRS * experts.num_experts // top_k
         self._few = _FewPairs(experts, residency, top_k=top_k, max_rows=self._max_few_rows, release=release)
 
+    def warm_up(self) -> None:
+        """Compile the kernels of prompts that are not long, which takes up to half a minute the first time."""
+        self._few.warm_up()
+
     def of(self, num_rows: int) -> LayerExperts:
         """Those of a pass of `num_rows` live rows."""
         if num_rows <= self._max_few_rows:
@@ -63,9 +68,20 @@ class _FewPairs:
     def __init__(
         self, experts: DeviceExperts, residency: Residency, *, top_k: int, max_rows: int, release: Release
     ) -> None:
-        self._experts, self._residency, self._release = experts, residency, release
+        self._experts, self._residency, self._release, self._top_k = experts, residency, release, top_k
         device = experts.slots.device
         self._table = ChunkTable(experts.num_experts, max_rows * top_k, device, num_waves=_NUM_BUFFERS)
+
+    def warm_up(self) -> None:
+        """Launch over no groups."""
+        slots, top_k = self._experts.slots, self._top_k
+        hidden = slots.new_zeros(1, self._experts.geometry.hidden, dtype=torch.bfloat16)
+        products = hidden.new_empty(top_k, hidden.shape[1])
+        inner = hidden.new_empty(top_k, self._experts.geometry.intermediate)
+        self._table.clear()
+        for layout in set(self._experts.layouts):
+            self._launch(self._experts.layouts.index(layout), hidden, products, inner, top_k)
+        weighted_sum(products.view(1, top_k, -1), hidden.new_zeros(1, top_k))
 
     def __call__(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
         pairs, table = RoutedPairs(routes.cpu().numpy()), self._table

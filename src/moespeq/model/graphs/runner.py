@@ -1,4 +1,6 @@
-"""The Runner of a CUDA device: drafts and verifies by graphs, prefills eagerly, all over one static cache."""
+"""The Runner of a CUDA device: drafts, verifies and prefills short prompts by graphs, long ones eagerly, all over one
+static cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moespeq.buckets import LengthBuckets
+from moespeq.buckets import PROMPT_ROWS, LengthBuckets
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.attention import KVStorage, attention_of_any_shape
 from moespeq.model.graphs.capture import GraphPool
@@ -17,6 +19,7 @@ from moespeq.model.graphs.draft_graph import DraftGraphs
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.prompt_draft import PromptDraft
+from moespeq.model.graphs.prompt_pieces import PromptPieces
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
@@ -82,6 +85,13 @@ class GraphRunner:
             spare_place=context_tok,
             device=self.device,
         )
+        self._prompt = PromptPieces(
+            lambda bucket: Forward(model, static_pass, columns=bucket),
+            pool,
+            {rows: self.buckets.above(rows - 1) for rows in PROMPT_ROWS if rows <= context_tok},
+            spare_place=context_tok,
+            device=self.device,
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -93,7 +103,7 @@ class GraphRunner:
         return {
             "draft": "one CUDA graph a step" if self._draft else "none",
             "verify": f"CUDA graphs of {self.rows} rows, cut at the experts",
-            "prefill": "eager",
+            "prefill": f"CUDA graphs of up to {PROMPT_ROWS[-1]} rows, cut at the experts; eager above",
         }
 
     def warm_up(self) -> None:
@@ -108,6 +118,8 @@ class GraphRunner:
             if self._draft and self._prompt_draft:
                 self._draft.capture(bucket)
                 self._prompt_draft.capture(bucket)
+        self._prefill.warm_up()
+        self._prompt.capture()
 
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
@@ -128,6 +140,8 @@ class GraphRunner:
 
     def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None) -> Tensor:
         self._stream.check()
+        if num_logits == 1 and on_ahead is None and self._prompt.fits(len(tokens), start):
+            return self._prompt.run(tokens, self._prefill.of(len(tokens)))
         ids = torch.tensor(tokens, device=self.device)
         places = torch.arange(start, start + len(tokens), device=self.device)
         bucket = self.buckets.above(start + len(tokens) - 1)
