@@ -95,16 +95,17 @@ def test_without_prefetch_only_demand_crosses_the_link(kind: PassKind) -> None:
 
 @pytest.mark.parametrize(("wave_bytes", "sizes"), [(0, [2, 1, 1, 1, 1]), (300, [3, 3])])
 def test_a_prefill_wave_waits_until_it_is_large_enough(wave_bytes: int, sizes: list[int]) -> None:
-    rig = Rig(num_slots=8, options=ResidencyOptions(prefill_wave_bytes=wave_bytes))
+    rig = Rig(num_slots=12, options=ResidencyOptions(prefill_wave_bytes=wave_bytes))
     rig.plain_pass([1, 2])
     rig.residency.begin_pass(PassKind.PREFILL)
     assert [len(wave) for wave in rig.residency.acquire(0, [1, 2, 3, 4, 5, 6])] == sizes
 
 
-def test_a_prefill_wave_does_not_wait_for_what_finds_no_room() -> None:
-    rig = Rig(num_slots=2, options=ResidencyOptions(prefill_wave_bytes=800))
+@pytest.mark.parametrize(("num_slots", "sizes"), [(1, [1] * 6), (4, [1] * 6), (8, [2, 2, 2])])
+def test_a_prefill_wave_takes_no_more_than_a_quarter_of_the_slots(num_slots: int, sizes: list[int]) -> None:
+    rig = Rig(num_slots, ResidencyOptions(prefill_wave_bytes=800))
     rig.residency.begin_pass(PassKind.PREFILL)
-    assert [len(wave) for wave in rig.residency.acquire(0, [1, 2, 3, 4])] == [2, 2]
+    assert [len(wave) for wave in rig.residency.acquire(0, [1, 2, 3, 4, 5, 6])] == sizes
 
 
 def test_what_a_prefill_asks_stays_where_it_is_queued() -> None:

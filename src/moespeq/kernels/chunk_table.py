@@ -36,6 +36,7 @@ class ChunkTable:
         is_pinned = torch.device(device).type == "cuda"
         self._pairs = torch.zeros(max_pairs, dtype=torch.int32, pin_memory=is_pinned)
         self._waves = torch.zeros(num_waves, self.pairs_at, dtype=torch.int32, pin_memory=is_pinned)
+        self._values = self._waves.numpy()
 
     def clear(self) -> None:
         """A table of no groups, over which a launch does nothing."""
@@ -57,9 +58,9 @@ class ChunkTable:
         num_groups = -(-count // GROUP_PAIRS)
         expert = np.repeat(np.arange(len(places)), num_groups)
         begin = GROUP_PAIRS * (np.arange(len(expert)) - np.repeat(num_groups.cumsum() - num_groups, num_groups))
-        buffer = self._waves[wave]
-        buffer[0] = self.max_groups = len(expert)
-        groups = buffer.numpy()[GROUPS_AT : GROUPS_AT + GROUP_INTS * len(expert)].reshape(-1, GROUP_INTS)
+        buffer, values = self._waves[wave], self._values[wave]
+        values[0] = self.max_groups = len(expert)
+        groups = values[GROUPS_AT : GROUPS_AT + GROUP_INTS * len(expert)].reshape(-1, GROUP_INTS)
         groups[:, 0] = np.asarray(slots)[expert]
         groups[:, 1] = np.asarray(bank_rows)[expert]
         groups[:, 2] = first[expert] + begin

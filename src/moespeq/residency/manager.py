@@ -38,6 +38,8 @@ from moespeq.types import Cause, ExpertKey
 
 __all__ = ["Residency"]
 
+_WAVES_IN_SLOTS = 4
+
 
 class Residency:
     """Experts on the device: predicted ahead of time, leased when their layer asks."""
@@ -89,7 +91,9 @@ class Residency:
             self._base_rows,
             take_in=WeakMethod(self._take_in),  # or the slots would wait for the garbage collector
         )
-        self._prefill_wave = round(options.prefill_wave_bytes * len(record_bytes) / sum(record_bytes))
+        # Of the slots a few waves share: one computes while the next arrives.
+        wave = round(options.prefill_wave_bytes * len(record_bytes) / sum(record_bytes))
+        self._prefill_wave = min(wave, self._num_slots // _WAVES_IN_SLOTS)
         self._kind: PassKind | None = None
         self._failed = 0
         self._bytes_by_cause = dict.fromkeys(Cause, 0)
