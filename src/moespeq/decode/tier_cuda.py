@@ -27,6 +27,7 @@ from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.model.experts import DraftExperts, TargetExperts, math_of
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.capture import GraphPool
+from moespeq.model.graphs.compiled import release_layers
 from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.runner import GraphRunner
 from moespeq.model.graphs.suitable import activation_of, why_not_graphs
@@ -84,6 +85,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         numa_node=gpu.numa_node,
     )
     with ExitStack() as opened:
+        opened.callback(release_layers, model)
         opened.callback(records.close)
         records.start_filling()
         mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)

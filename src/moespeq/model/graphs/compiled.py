@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from transformers import PreTrainedModel
 
@@ -22,7 +22,7 @@ from moespeq.model.graphs import small_ops
 from moespeq.model.graphs.rewrite import rewrite
 from moespeq.model.runner import rope_switch_lengths
 
-__all__ = ["compile_layers", "compiled_layers", "eager_layers"]
+__all__ = ["compile_layers", "compiled_layers", "eager_layers", "release_layers"]
 
 _MOST_SHAPES = 256  # numbers of rows and lengths of contexts, over all engines of a process
 _LAYERS = threading.RLock()
@@ -33,14 +33,23 @@ def compile_layers(model: PreTrainedModel) -> None:
     torch._inductor.config.deterministic = True
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
     small_ops.register()
+    for module in _compiled_modules(model):
+        is_layer = module in model.get_decoder().layers
+        module.compile(backend=_rewrite_and_compile, fullgraph=is_layer, dynamic=False)
+
+
+def release_layers(model: PreTrainedModel) -> None:
+    """Let the layers' memory go with the last reference to the model: a compiled module holds itself."""
+    for module in _compiled_modules(model):
+        module._compiled_call_impl = None
+
+
+def _compiled_modules(model: PreTrainedModel) -> list[nn.Module]:
     decoder = model.get_decoder()
-    for layer in decoder.layers:
-        layer.compile(backend=_rewrite_and_compile, fullgraph=True, dynamic=False)
+    small = [getattr(decoder, name) for name in ("norm", "rotary_emb") if hasattr(decoder, name)]
     if rope_switch_lengths(model.config.get_text_config()):
-        return  # such a rotation looks at the positions' values
-    for name in ("norm", "rotary_emb"):
-        if hasattr(decoder, name):
-            getattr(decoder, name).compile(backend=_rewrite_and_compile, dynamic=False)
+        small = []  # such a rotation looks at the positions' values
+    return [*decoder.layers, *small]
 
 
 @contextmanager

@@ -84,6 +84,7 @@ class _FewPairs:
         weighted_sum(products.view(1, top_k, -1), hidden.new_zeros(1, top_k))
 
     def __call__(self, layer: int, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
+        self._residency.pump()  # while the device computes all that was launched so far, the routes last
         pairs, table = RoutedPairs(routes.cpu().numpy()), self._table
         products = hidden.new_empty(routes.numel(), hidden.shape[1])  # [T * K, H]
         inner = hidden.new_empty(routes.numel(), self._experts.geometry.intermediate)  # [T * K, I]
@@ -96,7 +97,6 @@ class _FewPairs:
             table.fill(buffer, pairs, wave.experts, wave.slots, wave.base_rows)
             self._launch(layer, hidden, products, inner, routes.shape[1])
             behind[buffer] = self._release(wave.slots)
-            self._residency.pump()
         return weighted_sum(products.view(*routes.shape, -1), weights)
 
     def _launch(self, layer: int, hidden: Tensor, products: Tensor, inner: Tensor, top_k: int) -> None:

@@ -53,9 +53,13 @@ class _Between:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """One captured pass; `logits` [1, V] are valid until the next replay of any graph."""
+    """One captured pass; `logits` [1, V] are valid until the next replay of any graph.
+
+    inputs and forward own memory that the graphs read: tokens and places, the columns of masks.
+    """
 
     inputs: StaticRows
+    forward: Forward
     between: _Between
     graphs: Sequence[torch.cuda.CUDAGraph]
     logits: Tensor
@@ -94,7 +98,7 @@ class PromptPieces:
                 lambda recorder: logits.append(self._run(forward, inputs, bucket, recorder))  # noqa: B023
             )
             assert self._between is not None, "the warm-up has seen a layer"
-            self._sets[rows] = _Pieces(inputs, self._between.of(rows), graphs, logits[0])
+            self._sets[rows] = _Pieces(inputs, forward, self._between.of(rows), graphs, logits[0])
 
     def fits(self, num_tokens: int, start: int) -> bool:
         """Whether `run` takes so many tokens from position `start` on."""
