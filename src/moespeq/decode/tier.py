@@ -61,7 +61,8 @@ class Tier:
     host_fill: Callable[[], HostFill] = HostFill
 
 
-_GPU_WAVE_BYTES = 120_000_000  # 2.4 ms of a fast link; a launch takes a GPU a third of that, however few experts it has
+# 0.4 and 2.4 ms of a fast link; a launch takes host and GPU a third of that, however few experts it has.
+_GPU_WAVE_BYTES, _GPU_PREFILL_WAVE_BYTES = 20_000_000, 120_000_000
 
 
 def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
@@ -80,7 +81,8 @@ def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOpti
         prefetch=options.prefetch and not is_on_demand,
         link_depth=link_depth,
         eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
-        prefill_wave_bytes=_GPU_WAVE_BYTES if options.device == "cuda" else 0,
+        wave_bytes=_GPU_WAVE_BYTES if options.device == "cuda" else 0,
+        prefill_wave_bytes=_GPU_PREFILL_WAVE_BYTES if options.device == "cuda" else 0,
     )
 
 

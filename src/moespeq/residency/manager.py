@@ -91,9 +91,7 @@ class Residency:
             self._base_rows,
             take_in=WeakMethod(self._take_in),  # or the slots would wait for the garbage collector
         )
-        # Of the slots a few waves share: one computes while the next arrives.
-        wave = round(options.prefill_wave_bytes * len(record_bytes) / sum(record_bytes))
-        self._prefill_wave = min(wave, self._num_slots // _WAVES_IN_SLOTS)
+        self._record_bytes = sum(record_bytes) / len(record_bytes)
         self._kind: PassKind | None = None
         self._failed = 0
         self._bytes_by_cause = dict.fromkeys(Cause, 0)
@@ -145,7 +143,7 @@ class Residency:
         self._at_begin = self.counters()
         is_prefill = kind is PassKind.PREFILL
         self._fetches.begin(is_prefill=is_prefill)
-        self._waves.begin(least=self._prefill_wave if is_prefill else 1)
+        self._waves.begin(least=self._least_wave(is_prefill))
         self._scheduler.begin(is_draft=kind is PassKind.DRAFT_VERIFY, num_draft_steps=num_draft_steps)
         self.pump()
 
@@ -240,6 +238,11 @@ class Residency:
         self._base_rows.check(self._cache)
         record_bytes = sum(self._bytes_by_cause.values()) - self._bytes_by_cause[Cause.BASE]
         assert record_bytes == self._cache.fetched_bytes, "bytes by cause do not add up"
+
+    def _least_wave(self, is_prefill: bool) -> int:
+        """Experts of a wave; a few waves share the slots, so that one computes while the next arrives."""
+        wave_bytes = self._options.prefill_wave_bytes if is_prefill else self._options.wave_bytes
+        return min(round(wave_bytes / self._record_bytes), self._num_slots // _WAVES_IN_SLOTS)
 
     def _close_pass(self, committed_tok: int) -> None:
         self._waves.close()

@@ -41,13 +41,14 @@ class ResidencyOptions:
     delays no demand and moves nothing stale, since what has not begun is overtaken and taken back; but each fetch
     under way holds a slot, so more than a tenth of the slots costs hits.
 
-    `prefill_wave_bytes`: a prefill's wave has at least so many bytes of records while more of its layer's are on their
-    way. A launch over few experts leaves most of a GPU idle, and costs the host as long as several copies take.
+    `wave_bytes`, `prefill_wave_bytes`: a wave has at least so many bytes of records while more of its layer's are on
+    their way. A launch over few experts leaves most of a GPU idle, and costs the host as long as several copies take.
     """
 
     prefetch: bool = True
     link_depth: int = 4
     eviction: Eviction = Eviction.NEXT_USE
+    wave_bytes: int = 0
     prefill_wave_bytes: int = 0
 
 
