@@ -41,6 +41,7 @@ class Shape:
 SHAPES = (
     Shape("qwen1.5-moe", 24, 60, 4, 9_300_000, 0.7),
     Shape("qwen3-30b-half", 24, 128, 8, 5_100_000, 0.7),
+    Shape("qwen3-30b", 48, 128, 8, 4_540_000, 0.7),
 )
 
 

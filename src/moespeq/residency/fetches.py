@@ -9,6 +9,8 @@ more of it may be begun.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from moespeq.ports import Mover
 from moespeq.residency.eviction import EvictionPolicy
 from moespeq.residency.scheduler import Scheduler
@@ -49,39 +51,62 @@ class Fetches:
 
     def speculate(self) -> None:
         """Submit guesses until the link is deep enough or one finds no room."""
-        submitted, depth = self._cache.submitted, self._depth
-        while len(submitted) < depth and (record := self._scheduler.next()) is not None:
-            if not self.submit(record, self._scheduler.cause):
+        cache, scheduler = self._cache, self._scheduler
+        num_wanted = self._depth - len(cache.submitted)
+        if num_wanted <= 0:
+            return
+        cause = scheduler.cause
+        for _ in range(num_wanted):
+            victim = None
+            if not cache.free:
+                if cause is Cause.PRIME:
+                    return
+                victim = self._policy.idle_victim()
+                if victim is None:
+                    scheduler.note_full()
+                    return
+            record = scheduler.next()
+            if record is None:
                 return
+            if victim is not None:
+                cache.evict(victim)
+            self._mover.submit(cache.reserve(record, cause))
 
-    def submit(self, record: int, cause: Cause) -> bool:
-        """Make room and submit; False when there is no room that this cause may take."""
-        if not (self._cache.has_free() or self._make_room(record, cause)):
-            return False
-        self._mover.submit(self._cache.reserve(record, cause))
-        return True
+    def demand(self, missing: list[int], *, at_most: int) -> None:
+        """Submit what a layer asked for, the last of `missing` first, and take it off, until there is no room."""
+        cache = self._cache
+        for _ in range(min(at_most, len(missing))):
+            if not (cache.free or self._make_room(missing[-1])):
+                return
+            self._mover.submit(cache.reserve(missing.pop(), Cause.DEMAND))
 
-    def take_back(self, *, num_layers: int) -> None:
-        """Cancel what has not begun of the first `num_layers` layers."""
-        end = num_layers * self._num_experts
-        for record in [record for record in self._cache.submitted if record < end]:
+    def take_back(self, layer: int, asked: Collection[int]) -> None:
+        """`layer` asked: cancel what has not begun of it and the layers before, as far as it does not come in time.
+
+        What was asked for and queues as a stage is next in turn; a less urgent guess is to go out again as demand.
+        """
+        end = (layer + 1) * self._num_experts
+        for record, fetch in [(record, fetch) for record, fetch in self._cache.submitted.items() if record < end]:
+            if fetch.cause > Cause.STAGE or record not in asked:
+                self._cancel(record)
+
+    def take_back_all(self) -> None:
+        """Cancel what has not begun."""
+        for record in list(self._cache.submitted):
             self._cancel(record)
 
-    def _make_room(self, record: int, cause: Cause) -> bool:
-        """Free one slot. Prime takes nobody's, a guess an idle record's. A demand goes on: a guess that has not begun,
-        then a record that is there, each time the one with the farthest use behind its own layer.
+    def _make_room(self, record: int) -> bool:
+        """Free one slot for a demand: an idle record's, else that of a guess that has not begun, else of a record that
+        is there, each time the one with the farthest use behind its own layer.
         """
-        if cause is Cause.PRIME:
-            return False
         victim = self._policy.idle_victim()
-        if victim is None and cause is Cause.DEMAND:
+        if victim is None:
             if self._take_back_farthest(behind=record // self._num_experts):
                 return True
             victim = self._policy.last_victim(record)
-            if victim is not None:
-                self._scheduler.reopen(victim // self._num_experts)
-        if victim is None:
-            return False
+            if victim is None:
+                return False
+            self._scheduler.reopen(victim // self._num_experts)
         self._cache.evict(victim)
         return True
 

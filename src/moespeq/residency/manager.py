@@ -33,7 +33,7 @@ from moespeq.residency.passes import Eviction, PassKind, ResidencyOptions, Wave
 from moespeq.residency.scheduler import Scheduler
 from moespeq.residency.slots import SlotCache
 from moespeq.residency.waves import LayerWaves
-from moespeq.types import Cause, ExpertKey
+from moespeq.types import Cause, ExpertKey, Fetch
 
 __all__ = ["Residency"]
 
@@ -82,6 +82,7 @@ class Residency:
             self._cache,
             self._lookahead,
             self._policy,
+            self._scheduler,
             self._fetches,
             self._mover,
             self._clock,
@@ -145,7 +146,7 @@ class Residency:
         """The next draft step routed to the experts `routes[layer]`; `pump` follows. Ignored without prefetch."""
         assert self._kind is PassKind.DRAFT_VERIFY, f"no draft in a {self._kind} pass"
         if self._options.prefetch:
-            self._scheduler.add(self._lookahead.add(routes))
+            self._lookahead.add(routes)
 
     def expect(self, layer: int, routes: Sequence[Sequence[int]]) -> None:
         """The rows of a prefill will route to the experts `routes[row]` at `layer`. Ignored without prefetch."""
@@ -160,7 +161,8 @@ class Residency:
         assert self._kind is PassKind.PREFILL, f"nothing is foreseen in a {self._kind} pass"
         if self._options.prefetch:
             self._lookahead.expect_all()
-            self._scheduler.reopen(self._lookahead.front)
+            for layer in range(self._lookahead.front, self._num_layers):
+                self._scheduler.reopen(layer)
             self.pump()
 
     def pump(self) -> None:
@@ -236,7 +238,7 @@ class Residency:
     def _close_pass(self, committed_tok: int) -> None:
         self._waves.close()
         self._kind = None
-        self._fetches.take_back(num_layers=self._lookahead.num_layers)
+        self._fetches.take_back_all()
         self._scheduler.clear()
         self._lookahead.clear()
         self._policy.end_pass(committed_tok)
@@ -249,17 +251,18 @@ class Residency:
             fetch = completion.fetch
             record = fetch.key.layer * self._num_experts + fetch.key.expert
             if completion.error is not None:
-                self._fail(record, completion.error)
+                self._fail(record, fetch, completion.error)
                 continue
             self._cache.complete(record)
             self._bytes_by_cause[fetch.cause] += fetch.num_bytes
             if not self._waves.land(record, completion):
-                self._policy.offer((record,))
+                self._policy.arrive(record)
         if bug is not None:
             raise bug
 
-    def _fail(self, record: int, error: str) -> None:
+    def _fail(self, record: int, fetch: Fetch, error: str) -> None:
         self._cache.abandon(record)
         self._failed += 1
         self._lookahead.drop(record)
+        self._scheduler.reopen(fetch.key.layer)
         self._waves.fail(record, error)
