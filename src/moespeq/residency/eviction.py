@@ -100,7 +100,7 @@ class NextUseEviction:
 
     def idle_victim(self) -> int | None:
         if self._offered:
-            self._sort_offered()
+            self._rank_offered()
         runs, resident, pinned = self._runs, self._cache.resident, self._cache.pinned
         while runs:
             _, _, record, rest = runs[0]
@@ -122,8 +122,8 @@ class NextUseEviction:
                 return farthest
         return None
 
-    def _sort_offered(self) -> None:
-        run = [record for record in self._offered if record in self._cache.resident]
+    def _rank_offered(self) -> None:
+        run = list(filter(self._cache.resident.__contains__, self._offered))
         self._offered.clear()
         if len(run) > 1:
             run.sort(key=self._ties.__getitem__, reverse=True)

@@ -19,6 +19,8 @@ from moespeq.types import Cause
 
 __all__ = ["Fetches"]
 
+_BATCHES = 6  # the queue is filled up in so many goes: a decision for several guesses costs little more than for one
+
 # What 50 GB/s move while the engine thread is elsewhere: in a layer's launches, or in a prompt's layer.
 _AHEAD_BYTES, _PREFILL_AHEAD_BYTES = 40_000_000, 160_000_000
 
@@ -42,24 +44,27 @@ class Fetches:
         self._scheduler = scheduler
         self._num_experts = cache.num_experts
         self._link_depth = self._depth = link_depth
+        self._least = 1
         self.num_taken_back = 0
 
     def begin(self, *, is_prefill: bool) -> None:
         """A pass starts."""
         self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
+        self._least = max(1, self._depth // _BATCHES)
         self._mover.begin_ahead(_PREFILL_AHEAD_BYTES if is_prefill else _AHEAD_BYTES)
 
     def speculate(self) -> None:
         """Submit guesses until the link is deep enough or one finds no room."""
         cache, scheduler = self._cache, self._scheduler
         num_wanted = self._depth - len(cache.submitted)
-        if num_wanted <= 0:
+        if num_wanted < self._least:
             return
         cause = scheduler.cause
+        may_evict = cause is not Cause.PRIME
         for _ in range(num_wanted):
             victim = None
             if not cache.free:
-                if cause is Cause.PRIME:
+                if not may_evict:
                     return
                 victim = self._policy.idle_victim()
                 if victim is None:
@@ -74,11 +79,11 @@ class Fetches:
 
     def demand(self, missing: list[int], *, at_most: int) -> None:
         """Submit what a layer asked for, the last of `missing` first, and take it off, until there is no room."""
-        cache = self._cache
+        cache, cause = self._cache, Cause.DEMAND
         for _ in range(min(at_most, len(missing))):
             if not (cache.free or self._make_room(missing[-1])):
                 return
-            self._mover.submit(cache.reserve(missing.pop(), Cause.DEMAND))
+            self._mover.submit(cache.reserve(missing.pop(), cause))
 
     def take_back(self, layer: int, asked: Collection[int]) -> None:
         """`layer` asked: cancel what has not begun of it and the layers before, as far as it does not come in time.

@@ -91,7 +91,7 @@ class Residency:
         )
         self._kind: PassKind | None = None
         self._failed = 0
-        self._bytes_by_cause = dict.fromkeys(Cause, 0)
+        self._bytes_by_cause = [0] * len(Cause)
         self._at_begin = self.counters()
 
     def restart(self, options: ResidencyOptions) -> None:
@@ -123,7 +123,7 @@ class Residency:
             misses=self._waves.misses,
             failed=self._failed,
             taken_back=self._fetches.num_taken_back,
-            bytes_by_cause={cause: moved for cause, moved in self._bytes_by_cause.items() if moved},
+            bytes_by_cause={cause: moved for cause in Cause if (moved := self._bytes_by_cause[cause])},
             used_bytes=self._cache.used_bytes,
             wasted_bytes=self._cache.wasted_bytes,
             stall_s=self._waves.stalls.total_s,
@@ -232,7 +232,7 @@ class Residency:
         self._cache.check()
         self._waves.check()
         self._base_rows.check(self._cache)
-        record_bytes = sum(self._bytes_by_cause.values()) - self._bytes_by_cause[Cause.BASE]
+        record_bytes = sum(self._bytes_by_cause) - self._bytes_by_cause[Cause.BASE]
         assert record_bytes == self._cache.fetched_bytes, "bytes by cause do not add up"
 
     def _close_pass(self, committed_tok: int) -> None:

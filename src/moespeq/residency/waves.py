@@ -22,7 +22,7 @@ from moespeq.residency.passes import Wave
 from moespeq.residency.scheduler import Scheduler
 from moespeq.residency.slots import SlotCache
 from moespeq.residency.stalls import Stalls
-from moespeq.types import Cause, Completion
+from moespeq.types import Completion
 
 __all__ = ["LayerWaves"]
 
@@ -54,6 +54,7 @@ class LayerWaves:
         self._running: Generator[Wave, None, None] | None = None
         self._awaited: set[int] = set()  # asked and not yet here
         self._missing: list[int] = []  # awaited and not yet submitted, the next one last
+        self._coming: tuple[list[int], ...] = ()  # awaited guesses; demands: as their copies begin, the next one last
         self._arrived: list[int] = []  # awaited until now, pinned for the next wave
         self._ahead: dict[int, float] = {}  # handed out and not yet here, since when
         self._ahead_leases: list[int] = []  # which of them the running wave holds
@@ -78,7 +79,8 @@ class LayerWaves:
 
     def demand(self) -> None:
         """Submit all that the layer misses, as far as there is room."""
-        self._fetches.demand(self._missing, at_most=len(self._missing))
+        if self._missing:
+            self._fetches.demand(self._missing, at_most=len(self._missing))
 
     def confirm(self) -> str | None:
         """Wait for what was handed out ahead. Returns why it did not arrive, if it did not."""
@@ -144,7 +146,7 @@ class LayerWaves:
                 held, self._arrived = self._arrived, []
                 self._begin_ahead()
         finally:
-            self._awaited, self._missing = set(), []
+            self._awaited, self._missing, self._coming = set(), [], ()
             self._end_ahead()
             self._give_back(held)
             self._give_back(self._arrived)
@@ -172,6 +174,7 @@ class LayerWaves:
         self.misses += len(self._awaited) - late
         self._fetches.take_back(layer, self._awaited)
         self._missing = [record for record in reversed(records) if record in self._awaited and record not in submitted]
+        self._coming = [record for record in reversed(submitted) if record in self._awaited], list(self._missing)
         self._policy.touch(records, foretold)
         self._cache.pin(hits)
         self._policy.offer(foretold.keys() - asked)
@@ -196,26 +199,24 @@ class LayerWaves:
         """Lease the awaited records for whose copies the device waits by itself.
 
         Copies of one cause begin in the order they were submitted: behind one that has not begun none is asked for.
-        Guesses were submitted before the layer asked, its demands since.
         """
-        if not self._awaited:
-            return
-        is_guess_queued = False
-        for record, fetch in self._cache.submitted.items():
-            is_guess = fetch.cause > Cause.DEMAND
-            if record not in self._awaited or (is_guess and is_guess_queued):
-                continue
-            if not self._mover.wait_on_device(fetch):
-                if not is_guess:
-                    return
-                is_guess_queued = True
-                continue
-            self._awaited.remove(record)
-            self._ahead[record] = self._clock.now_s()
-            self._ahead_leases.append(record)
+        submitted, awaited = self._cache.submitted, self._awaited
+        for coming in self._coming:
+            while coming:
+                record = coming[-1]
+                if record in awaited:
+                    fetch = submitted.get(record)
+                    if fetch is None or not self._mover.wait_on_device(fetch):
+                        break
+                    awaited.remove(record)
+                    self._ahead[record] = self._clock.now_s()
+                    self._ahead_leases.append(record)
+                coming.pop()
 
     def _end_ahead(self) -> None:
         """Their wave is over; those that landed meanwhile were pinned."""
+        if not self._ahead_leases:
+            return
         landed = [record for record in self._ahead_leases if record in self._cache.pinned]
         self._ahead_leases.clear()
         self._give_back(landed)
