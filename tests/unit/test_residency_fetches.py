@@ -237,3 +237,27 @@ def test_what_has_not_begun_ends_with_its_pass(is_cancelled: bool) -> None:
     assert rig.mover.queued == []
     rig.residency.settle()
     rig.residency.check()
+
+
+def test_what_lies_beyond_the_lookahead_is_not_fetched_for_and_is_a_miss() -> None:
+    rig = Rig(num_slots=8, options=ResidencyOptions(lookahead_tok=2))
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=3)
+    for expert in (0, 1, 2):
+        rig.predict((1, expert))
+    assert rig.fetched(Cause.PREFETCH) == [(1, 0), (1, 1)]
+    rig.use(1, 0, 1, 2)
+    moved = rig.residency.end_pass(1)
+    assert (moved.late, moved.misses) == (2, 1)
+
+
+def test_a_deep_queue_is_filled_up_in_batches() -> None:
+    rig = Rig(num_slots=30, options=ResidencyOptions(link_depth=12), num_experts=30, mover_depth=1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
+    rig.predict(*((3, expert) for expert in range(30)))
+    assert len(rig.mover.submitted) == 12
+    rig.mover.finish()
+    rig.residency.pump()
+    assert len(rig.mover.submitted) == 12, "one less is deep enough"
+    rig.mover.finish()
+    rig.residency.pump()
+    assert len(rig.mover.submitted) == 14

@@ -76,6 +76,7 @@ def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOpti
     return ResidencyOptions(
         prefetch=options.prefetch and not is_on_demand,
         link_depth=link_depth,
+        lookahead_tok=options.lookahead_tok,
         eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
     )
 

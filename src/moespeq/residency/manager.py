@@ -68,7 +68,7 @@ class Residency:
         self._options = options
         record_bytes = self._base_rows.fetch_bytes
         self._cache = SlotCache(self._num_slots, record_bytes, num_experts=self._num_experts)
-        self._lookahead = ExpertLookahead(self._num_layers, self._num_experts)
+        self._lookahead = ExpertLookahead(self._num_layers, self._num_experts, window_tok=options.lookahead_tok)
         self._frequency = frequency = UseFrequency(len(record_bytes))
         self._policy: EvictionPolicy = (
             NextUseEviction(self._cache, self._lookahead, frequency)
