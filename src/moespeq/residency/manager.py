@@ -11,8 +11,8 @@ A pass, in the order of calls:
 
 A layer whose records are all there costs a few dozen microseconds: `acquire` submits only the first misses before it
 hands out the hits, enough to keep the link busy until their kernels are launched; `pump` submits the others, then
-guesses. When a layer asks, fetches of this layer and those before it that have not begun are taken back: what is asked
-goes out again as demand (queued is not in flight, so it is a miss), the rest is stale and frees its slot.
+guesses. When a layer asks, what has not begun of it and is not asked for is stale and frees its slot. A stage that is
+asked for keeps its turn, a less urgent guess goes out again as demand.
 """
 
 from __future__ import annotations
