@@ -172,7 +172,7 @@ class Engine:
         return logits
 
     def retune(self, **changes: Any) -> None:
-        """Change options that take no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s); empties the slots.
+        """Change options that take no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s). Empties slots.
 
         Raises UsageError for any other option, and while a generation runs.
         """

@@ -102,9 +102,11 @@ class NextUseEviction:
         if self._offered:
             self._rank_offered()
         runs, resident, pinned = self._runs, self._cache.resident, self._cache.pinned
+        passed = self._lookahead.front * self._lookahead.num_experts
         while runs:
             _, _, record, rest = runs[0]
-            if record in resident and record not in pinned and not self._lookahead.has_use(record):
+            is_free_to_go = record in resident and record not in pinned
+            if is_free_to_go and (record < passed or not self._lookahead.has_use(record)):
                 return record
             if rest:  # it is offered again when it becomes idle
                 heapq.heapreplace(runs, self._run(rest))
@@ -123,13 +125,11 @@ class NextUseEviction:
         return None
 
     def _rank_offered(self) -> None:
-        run = list(filter(self._cache.resident.__contains__, self._offered))
-        self._offered.clear()
+        run, self._offered = list(self._offered), set()
         if len(run) > 1:
             run.sort(key=self._ties.__getitem__, reverse=True)
             run.sort(key=self._frequency.score.__getitem__, reverse=True)
-        if run:
-            heapq.heappush(self._runs, self._run(run))
+        heapq.heappush(self._runs, self._run(run))
 
     def _run(self, records: list[int]) -> _Run:
         record = records.pop()
