@@ -172,7 +172,7 @@ class Engine:
         return logits
 
     def retune(self, **changes: Any) -> None:
-        """Change options that take no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s). Empties slots.
+        """Change what takes no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s); slots start empty.
 
         Raises UsageError for any other option, and while a generation runs.
         """
