@@ -87,6 +87,7 @@ class LoadOptions:
     k_min, itl_budget_ms: for k="auto", the shortest draft that may be chosen, and the longest that a round, the wait
     between two bursts of tokens, may take; the shortest draft is allowed whatever it takes.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
+    lookahead_tok: draft steps of a round whose routes are fetched for, the first ones; None is all of them.
     eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
     records: what crosses the link. "store": what is stored, completed by the resident base; "whole": base and residual
     together, with no base resident and so no draft; "mixed": either, with the base of a part of the experts resident;
@@ -108,6 +109,7 @@ class LoadOptions:
     ctx_size: int | None = None
     mode: Literal["speculative", "on_demand"] = "speculative"
     prefetch: bool = True
+    lookahead_tok: int | None = None
     eviction: Literal["auto", "next_use", "lru"] = "auto"
     records: RecordForm = "auto"
     link_bytes_per_s: float | None = None
@@ -130,7 +132,7 @@ class LoadOptions:
             raise UsageError(f"prefetch must be True or False, got {self.prefetch!r}.")
         self._check_base()
         self._check_k()
-        for name in ("ctx_size", "threads"):
+        for name in ("ctx_size", "threads", "lookahead_tok"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         _check_count("prefill_rows", self.prefill_rows)

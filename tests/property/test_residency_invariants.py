@@ -63,7 +63,7 @@ class CheckingMover:
     def check_victim(self, leaving: ExpertKey, incoming: Fetch) -> None:
         assert self.residency is not None
         cache, lookahead = self.residency.cache, self.residency.lookahead
-        assert not cache.has_free(), "evicted while a slot was free"
+        assert not cache.free, "evicted while a slot was free"
         if not isinstance(self.residency._policy, NextUseEviction):
             return
         score = self.residency._policy._frequency.score

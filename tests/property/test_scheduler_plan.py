@@ -18,14 +18,12 @@ NUM_LAYERS, NUM_EXPERTS, NUM_STEPS = 3, 5, 4
 RECORDS = range(NUM_LAYERS * NUM_EXPERTS)
 
 
-def plan(lookahead: ExpertLookahead, cache: SlotCache, frequency: UseFrequency, *, is_draft: bool) -> list[int]:
-    """Every predicted and missing record: by expected uses per byte while the draft runs, else by the layer that asks
-    first, inside it the most expected, then the most frequent; then by id.
+def plan(lookahead: ExpertLookahead, cache: SlotCache, frequency: UseFrequency) -> list[int]:
+    """Every predicted and missing record: by the layer that asks first, inside it the most expected, then the most
+    frequent; then by id.
     """
     uses = {record: n for layer in range(NUM_LAYERS) for record, n in lookahead.expected_uses(layer).items()}
     missing = [record for record in uses if not cache.holds(record)]
-    if is_draft and lookahead.front == 0:
-        return sorted(missing, key=lambda record: (-uses[record] / cache.record_bytes[record], record))
     return sorted(missing, key=lambda record: (record // NUM_EXPERTS, -uses[record], -frequency.score[record], record))
 
 
@@ -80,7 +78,7 @@ class Bench:
     def predict(self, routes: list[list[int]]) -> None:
         """A draft step names experts, or a prefill foresees them layer by layer."""
         if self.is_draft:
-            self.scheduler.add(self.lookahead.add(routes))
+            self.lookahead.add(routes)
             return
         for layer, experts in enumerate(routes):
             self.lookahead.expect(layer, [experts])
@@ -116,5 +114,5 @@ def test_the_scheduler_hands_out_what_the_plain_function_says(
     bench = Bench(record_bytes, scores, is_draft=is_draft)
     for name, value in [("step", first), *done]:
         bench.do(name, value)
-    expected = plan(bench.lookahead, bench.cache, bench.frequency, is_draft=is_draft)
+    expected = plan(bench.lookahead, bench.cache, bench.frequency)
     assert list(bench.rest()) == expected

@@ -200,6 +200,7 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
         "ctx_size",
         "itl_budget_ms",
         "link_bytes_per_s",
+        "lookahead_tok",
         "records",
         "threads",
     }
@@ -208,3 +209,9 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
 @pytest.mark.parametrize("num_bytes", [1, 99, 1023, 1025, 5_513_216, 7_816_448, (1 << 30) + 1, 123_456_789_012])
 def test_a_size_that_is_asked_for_is_enough_as_it_is_printed(num_bytes: int) -> None:
     assert num_bytes <= parse_bytes(format_at_least(num_bytes).replace(" ", "")) <= 1.01 * num_bytes + 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, True])
+def test_a_lookahead_is_at_least_one_step(wrong: object) -> None:
+    with pytest.raises(UsageError, match="lookahead_tok must be a whole number of at least 1"):
+        LoadOptions.from_mapping({"lookahead_tok": wrong})

@@ -36,11 +36,12 @@ class Bench:
     def add(self, expert: Expert) -> None:
         self.cache.reserve(number(expert), Cause.DEMAND)
         self.cache.complete(number(expert))
+        self.policy.arrive(number(expert))
         self.policy.offer([number(expert)])
 
     def use(self, *experts: Expert, committed_tok: int = 0) -> None:
         """One pass that uses these records."""
-        self.policy.touch(map(number, experts))
+        self.policy.touch([number(expert) for expert in experts], {})
         self.policy.end_pass(committed_tok)
 
     def predict(self, *experts: Expert) -> None:
@@ -72,7 +73,7 @@ def test_ties_leave_the_farther_layer_first_then_by_id() -> None:
 def test_a_use_counts_when_its_pass_ends() -> None:
     bench = Bench((0, 0), (1, 0))
     bench.use((0, 0), (1, 0))
-    bench.policy.touch([10])
+    bench.policy.touch([10], {})
     assert bench.idle_victim() == (1, 0), "behind the front is no better than ahead of it"
     bench.policy.end_pass(1)
     assert bench.idle_victim() == (0, 0)
@@ -140,7 +141,7 @@ def test_candidates_do_not_pile_up_when_nothing_is_evicted() -> None:
         bench.use((0, 0), (0, 1), committed_tok=1)
     assert isinstance(bench.policy, NextUseEviction)
     assert bench.idle_victim() == (0, 0)
-    assert len(bench.policy._ranked) == 2
+    assert [len(rest) for *_, rest in bench.policy._runs] == [1]
 
 
 @pytest.mark.parametrize("is_lru", [False, True])

@@ -48,13 +48,23 @@ def test_a_prefill_begins_more_copies_ahead_than_a_round() -> None:
 
 def test_priming_fills_free_slots_and_evicts_nothing() -> None:
     rig = Rig(num_slots=2)
-    rig.plain_pass([1])
-    rig.residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=5)
-    rig.predict((2, 5), (2, 6))
-    assert rig.fetched(Cause.PRIME) == [(2, 5)]
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=6)
+    rig.predict((0, 1), (2, 5))
+    rig.mover.finish(2)
+    for _ in range(5):
+        rig.predict((0, 1), (2, 5))
+    rig.use(0, 1)
+    rig.residency.end_pass(1)
+    rig.residency.settle()
+    rig.residency.cache.evict(1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=6)
+    rig.predict((0, 5), (0, 6))
+    assert rig.fetched(Cause.PRIME) == [(0, 5)]
     rig.mover.finish()
-    rig.predict((3, 7))
-    assert rig.fetched(Cause.PREFETCH) == [(2, 6)]
+    rig.predict((0, 5))
+    assert rig.fetched(Cause.PREFETCH)[2:] == []
+    rig.predict((0, 5))
+    assert rig.fetched(Cause.PREFETCH)[-1] == (0, 6), "as soon as the draft before needed"
 
 
 def test_layers_ahead_are_staged_while_a_layer_computes() -> None:
@@ -125,15 +135,27 @@ def test_hits_do_not_wait_for_more_than_the_first_misses() -> None:
     assert [fetch.key.expert for fetch in rig.mover.submitted[before:]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_queued_guess_that_is_asked_goes_out_again_as_demand_and_counts_as_a_miss() -> None:
+def test_queued_guess_that_is_asked_goes_out_again_as_demand() -> None:
     rig = Rig(num_slots=8, options=ResidencyOptions(link_depth=4), mover_depth=1)
     rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
     rig.predict((0, 0), (0, 1), (0, 2))
     assert rig.use(0, 0, 2) == [[0], [2]]
     moved = rig.residency.end_pass(1)
-    assert (moved.late, moved.misses, moved.taken_back) == (1, 1, 2)
+    assert (moved.late, moved.misses, moved.taken_back) == (2, 0, 2)
     assert rig.fetched(Cause.DEMAND) == [(0, 2)]
     assert moved.link_bytes == 100 + 102, "expert 1, predicted and not asked, never moved"
+    rig.residency.check()
+
+
+def test_queued_stage_that_is_asked_keeps_its_turn() -> None:
+    rig = Rig(num_slots=8, options=ResidencyOptions(link_depth=4), mover_depth=1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
+    rig.use(0)
+    rig.predict((1, 0), (1, 1), (1, 2), (2, 0))
+    assert rig.use(1, 0, 2, 5) == [[0], [5], [2]], "demand first, then the stage that was queued"
+    moved = rig.residency.end_pass(1)
+    assert (moved.late, moved.misses, moved.taken_back) == (2, 1, 1)
+    assert (rig.fetched(Cause.STAGE), rig.fetched(Cause.DEMAND)) == ([(1, 0), (1, 1), (1, 2), (2, 0)], [(1, 5)])
     rig.residency.check()
 
 
@@ -215,3 +237,27 @@ def test_what_has_not_begun_ends_with_its_pass(is_cancelled: bool) -> None:
     assert rig.mover.queued == []
     rig.residency.settle()
     rig.residency.check()
+
+
+def test_what_lies_beyond_the_lookahead_is_not_fetched_for_and_is_a_miss() -> None:
+    rig = Rig(num_slots=8, options=ResidencyOptions(lookahead_tok=2))
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=3)
+    for expert in (0, 1, 2):
+        rig.predict((1, expert))
+    assert rig.fetched(Cause.PREFETCH) == [(1, 0), (1, 1)]
+    rig.use(1, 0, 1, 2)
+    moved = rig.residency.end_pass(1)
+    assert (moved.late, moved.misses) == (2, 1)
+
+
+def test_a_deep_queue_is_filled_up_in_batches() -> None:
+    rig = Rig(num_slots=30, options=ResidencyOptions(link_depth=12), num_experts=30, mover_depth=1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
+    rig.predict(*((3, expert) for expert in range(30)))
+    assert len(rig.mover.submitted) == 12
+    rig.mover.finish()
+    rig.residency.pump()
+    assert len(rig.mover.submitted) == 12, "one less is deep enough"
+    rig.mover.finish()
+    rig.residency.pump()
+    assert len(rig.mover.submitted) == 14

@@ -20,6 +20,7 @@ __all__ = [
     "K",
     "KMin",
     "LinkBandwidth",
+    "Lookahead",
     "MaxNewTokens",
     "MinNewTokens",
     "MinP",
@@ -56,6 +57,10 @@ ItlBudget = Annotated[
     typer.Option(
         "--itl-budget", metavar="MS", help="The longest wait between two bursts of tokens that k auto may cause."
     ),
+]
+Lookahead = Annotated[
+    int | None,
+    typer.Option("--lookahead", metavar="STEPS", help="Draft steps of a round that are fetched for; default: all."),
 ]
 Rows = Annotated[
     int | None,

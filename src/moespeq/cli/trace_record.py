@@ -35,6 +35,7 @@ def command(
     seed: options.Seed = None,
     ignore_eos: options.IgnoreEos = False,
     k: options.K = "auto",
+    lookahead: options.Lookahead = None,
     rows: options.Rows = None,
     ctx_size: options.CtxSize = None,
     device: options.Device = "auto",
@@ -61,6 +62,7 @@ def command(
 
     loading: dict[str, Any] = {
         "k": parse_k(k),
+        "lookahead_tok": lookahead,
         "rows": rows,
         "ctx_size": ctx_size,
         "device": device,

@@ -42,7 +42,7 @@ __all__ = ["Engine", "EngineParts", "Prompt"]
 
 _CLOSED = "The engine is closed; load it again."
 _BUSY = "The engine is generating already, one sequence at a time; finish or close that one first."
-_RETUNABLE = ("k", "prefetch", "eviction", "link_bytes_per_s")
+_RETUNABLE = ("k", "prefetch", "lookahead_tok", "eviction", "link_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Engine:
         return logits
 
     def retune(self, **changes: Any) -> None:
-        """Change options that take no memory (k, prefetch, eviction, link_bytes_per_s); all slots start empty again.
+        """Change what takes no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s); slots start empty.
 
         Raises UsageError for any other option, and while a generation runs.
         """

@@ -80,6 +80,7 @@ def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOpti
     return ResidencyOptions(
         prefetch=options.prefetch and not is_on_demand,
         link_depth=link_depth,
+        lookahead_tok=options.lookahead_tok,
         eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
         wave_bytes=_GPU_WAVE_BYTES if options.device == "cuda" else 0,
         prefill_wave_bytes=_GPU_PREFILL_WAVE_BYTES if options.device == "cuda" else 0,

@@ -63,6 +63,7 @@ def _options_in_effect(engine: Engine) -> dict[str, Any]:
         "rows": options.row_bucket,
         "records": options.records,
         "prefetch": policy.prefetch,
+        "lookahead_tok": policy.lookahead_tok,
         "eviction": policy.eviction.value,
         "link_depth": policy.link_depth,
         "link_bytes_per_s": options.link_bytes_per_s,

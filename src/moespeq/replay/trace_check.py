@@ -56,6 +56,8 @@ def _of_header(header: TraceHeader) -> Iterator[str]:
     if not isinstance(header.options, dict):
         yield "options"
         return
+    if header.options.get("lookahead_tok") is not None and not _is_count(header.options["lookahead_tok"], 1):
+        yield "options, lookahead_tok"
     for name, most in _OPTIONS.items():
         if name in header.options and not _is_count(header.options[name], 1, most):
             yield f"options, {name}"

@@ -83,6 +83,7 @@ def recorded_setting(trace: RoutingTrace) -> Setting:
         options=ResidencyOptions(
             prefetch=options.get("prefetch", True) and not is_on_demand,
             link_depth=options.get("link_depth", _LINK_DEPTH),
+            lookahead_tok=options.get("lookahead_tok"),
             eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
         ),
         is_eager=is_eager,

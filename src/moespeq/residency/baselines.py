@@ -12,7 +12,7 @@ other for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from moespeq.residency.eviction import EvictionPolicy, LruEviction
 from moespeq.residency.lookahead import ExpertLookahead
@@ -37,10 +37,9 @@ class LfuEviction(LruEviction):
         super().__init__(cache, lookahead)
         self._num_uses: Counter[int] = Counter()
 
-    def touch(self, records: Iterable[int]) -> None:
-        used = list(records)
-        super().touch(used)
-        self._num_uses.update(used)
+    def touch(self, records: Sequence[int], uses: Mapping[int, int]) -> None:
+        super().touch(records, uses)
+        self._num_uses.update(records)
 
     def idle_victim(self) -> int | None:
         idle = (record for record in self._oldest_first() if not self._lookahead.has_use(record))
@@ -70,4 +69,23 @@ class ChunkScheduler(Scheduler):
         return Cause.PREFETCH if cause is Cause.PRIME else cause
 
     def next(self) -> int | None:
-        return self._most_valuable() if self._is_draft else super().next()
+        if not self._is_draft:
+            return super().next()
+        if self._num_planned < self._lookahead.num_named:
+            self._num_planned = self._lookahead.num_named
+            self._staged = self._by_count()
+        while self._staged:
+            record = self._staged.pop()
+            if self._lookahead.has_use(record) and not self._cache.holds(record):
+                return record
+        return None
+
+    def _by_count(self) -> list[int]:
+        """All that is named and missing, the most uses per byte last."""
+        value = {
+            record: uses / self._cache.record_bytes[record]
+            for layer in range(self._lookahead.front, self._lookahead.num_layers)
+            for record, uses in self._lookahead.expected_uses(layer).items()
+            if not self._cache.holds(record)
+        }
+        return sorted(value, key=lambda record: (value[record], -record))

@@ -14,6 +14,9 @@ __all__ = ["ResidencyCounters"]
 class ResidencyCounters:
     """Hits, late and misses count distinct experts a layer; bytes count when they have arrived.
 
+    When its layer asks, a hit is complete in its slot. `late` was foretold by the lookahead or is on its way, and is
+    not there: the link's fault. A miss was foretold by nobody: the prediction's fault, or there was none.
+
     `wasted_bytes` arrived and were evicted before their first use. `stall_s` is time the caller's thread was
     blocked on the link with nothing ready to compute. `failed` fetches delivered nothing; those `taken_back` were
     cancelled before they began, to go out again as demand or because nobody needs them any more.

@@ -19,6 +19,8 @@ from moespeq.types import Cause
 
 __all__ = ["Fetches"]
 
+_BATCHES = 6  # the queue is filled up in so many goes: a decision for several guesses costs little more than for one
+
 # What 50 GB/s move while the engine thread is elsewhere: in a layer's launches, or in a prompt's layer.
 _AHEAD_BYTES, _PREFILL_AHEAD_BYTES = 40_000_000, 160_000_000
 
@@ -42,50 +44,74 @@ class Fetches:
         self._scheduler = scheduler
         self._num_experts = cache.num_experts
         self._link_depth = self._depth = link_depth
-        self._is_prefill = False
+        self._least = 1
         self.num_taken_back = 0
 
     def begin(self, *, is_prefill: bool) -> None:
         """A pass starts."""
-        self._is_prefill = is_prefill
         self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
+        self._least = max(1, self._depth // _BATCHES)
         self._mover.begin_ahead(_PREFILL_AHEAD_BYTES if is_prefill else _AHEAD_BYTES)
 
     def speculate(self) -> None:
         """Submit guesses until the link is deep enough or one finds no room."""
-        submitted, depth = self._cache.submitted, self._depth
-        while len(submitted) < depth and (record := self._scheduler.next()) is not None:
-            if not self.submit(record, self._scheduler.cause):
+        cache, scheduler = self._cache, self._scheduler
+        num_wanted = self._depth - len(cache.submitted)
+        if num_wanted < self._least:
+            return
+        cause = scheduler.cause
+        may_evict = cause is not Cause.PRIME
+        for _ in range(num_wanted):
+            victim = None
+            if not cache.free:
+                if not may_evict:
+                    return
+                victim = self._policy.idle_victim()
+                if victim is None:
+                    scheduler.note_full()
+                    return
+            record = scheduler.next()
+            if record is None:
                 return
+            if victim is not None:
+                cache.evict(victim)
+            self._mover.submit(cache.reserve(record, cause))
 
-    def submit(self, record: int, cause: Cause) -> bool:
-        """Make room and submit; False when there is no room that this cause may take."""
-        if not (self._cache.has_free() or self._make_room(record, cause)):
-            return False
-        self._mover.submit(self._cache.reserve(record, cause))
-        return True
+    def demand(self, missing: list[int], *, at_most: int) -> None:
+        """Submit what a layer asked for, the last of `missing` first, and take it off, until there is no room."""
+        cache, cause = self._cache, Cause.DEMAND
+        for _ in range(min(at_most, len(missing))):
+            if not (cache.free or self._make_room(missing[-1])):
+                return
+            self._mover.submit(cache.reserve(missing.pop(), cause))
 
-    def take_back(self, *, num_layers: int, asked: Collection[int] = ()) -> None:
-        """Cancel what has not begun of the first `num_layers` layers; a prefill leaves what is `asked` in the queue."""
-        end, kept = num_layers * self._num_experts, frozenset(asked if self._is_prefill else ())
-        for record in [record for record in self._cache.submitted if record < end and record not in kept]:
+    def take_back(self, layer: int, asked: Collection[int]) -> None:
+        """`layer` asked: cancel what has not begun of it and the layers before, as far as it does not come in time.
+
+        What was asked for and queues as a stage is next in turn; a less urgent guess is to go out again as demand.
+        """
+        end = (layer + 1) * self._num_experts
+        for record, fetch in [(record, fetch) for record, fetch in self._cache.submitted.items() if record < end]:
+            if fetch.cause > Cause.STAGE or record not in asked:
+                self._cancel(record)
+
+    def take_back_all(self) -> None:
+        """Cancel what has not begun."""
+        for record in list(self._cache.submitted):
             self._cancel(record)
 
-    def _make_room(self, record: int, cause: Cause) -> bool:
-        """Free one slot. Prime takes nobody's, a guess an idle record's. A demand goes on: a guess that has not begun,
-        then a record that is there, each time the one with the farthest use behind its own layer.
+    def _make_room(self, record: int) -> bool:
+        """Free one slot for a demand: an idle record's, else that of a guess that has not begun, else of a record that
+        is there, each time the one with the farthest use behind its own layer.
         """
-        if cause is Cause.PRIME:
-            return False
         victim = self._policy.idle_victim()
-        if victim is None and cause is Cause.DEMAND:
+        if victim is None:
             if self._take_back_farthest(behind=record // self._num_experts):
                 return True
             victim = self._policy.last_victim(record)
-            if victim is not None:
-                self._scheduler.reopen(victim // self._num_experts)
-        if victim is None:
-            return False
+            if victim is None:
+                return False
+            self._scheduler.reopen(victim // self._num_experts)
         self._cache.evict(victim)
         return True
 

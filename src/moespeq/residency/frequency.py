@@ -1,6 +1,10 @@
 """How often each expert is truly used, with old uses fading by committed tokens.
 
-    f <- f * 0.98 ** (committed tokens since the last update) + 1, once per pass that used the expert
+    f <- f * 0.98 ** (committed tokens since the last update) + w, once per pass that used the expert
+
+w is 1, and where the lookahead said how many rows would use the expert, the length of that number in bits: 1 for one
+row, 2 for two and three, up to 6 for 33. In a long pass most experts are used, so that alone says little about the next
+one; but its rows are one text, and 16 of them are not 16 times the evidence of one.
 
 Decay is the same for everyone, so the *order* of two experts changes only when one is used. So nothing is decayed here:
 a new use weighs more instead, 0.98 ** -(tokens committed so far). `score` is the sum of those weights, f times today's
@@ -9,12 +13,14 @@ weight: a number that stays valid while time passes, which lets eviction keep a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 __all__ = ["DECAY_PER_TOK", "UseFrequency"]
 
 DECAY_PER_TOK = 0.98
 _LARGEST_WEIGHT = 1e200
+_UNFORESEEN: Mapping[int, int] = MappingProxyType({})
 
 
 class UseFrequency:
@@ -33,11 +39,11 @@ class UseFrequency:
             self.score = [score / self._weight for score in self.score]
             self._weight = 1.0
 
-    def touch(self, records: Iterable[int]) -> None:
-        """A pass truly used these records; call once per pass."""
+    def touch(self, records: Iterable[int], uses: Mapping[int, int] = _UNFORESEEN) -> None:
+        """A pass truly used these records; call once per pass. uses: record -> rows that were expected to use it."""
         score, weight = self.score, self._weight
         for record in records:
-            score[record] += weight
+            score[record] += weight * uses.get(record, 1).bit_length()
 
     def of(self, record: int) -> float:
         """The frequency f as of now; 0 for an expert never used."""

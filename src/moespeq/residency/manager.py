@@ -11,9 +11,8 @@ A pass, in the order of calls:
 
 A layer whose records are all there costs a few dozen microseconds: `acquire` submits only the first misses before it
 hands out the hits, enough to keep the link busy until their kernels are launched; `pump` submits the others, then
-guesses. When a layer asks, fetches of this layer and those before it that have not begun are taken back: what is asked
-goes out again as demand (queued is not in flight, so it is a miss), the rest is stale and frees its slot. A prefill's
-queue is in that order already: what is asked stays in it.
+guesses. When a layer asks, what has not begun of it and is not asked for is stale and frees its slot. A stage that is
+asked for keeps its turn, a less urgent guess goes out again as demand.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from moespeq.residency.passes import Eviction, PassKind, ResidencyOptions, Wave
 from moespeq.residency.scheduler import Scheduler
 from moespeq.residency.slots import SlotCache
 from moespeq.residency.waves import LayerWaves
-from moespeq.types import Cause, ExpertKey
+from moespeq.types import Cause, ExpertKey, Fetch
 
 __all__ = ["Residency"]
 
@@ -71,7 +70,7 @@ class Residency:
         self._options = options
         record_bytes = self._base_rows.fetch_bytes
         self._cache = SlotCache(self._num_slots, record_bytes, num_experts=self._num_experts)
-        self._lookahead = ExpertLookahead(self._num_layers, self._num_experts)
+        self._lookahead = ExpertLookahead(self._num_layers, self._num_experts, window_tok=options.lookahead_tok)
         self._frequency = frequency = UseFrequency(len(record_bytes))
         self._policy: EvictionPolicy = (
             NextUseEviction(self._cache, self._lookahead, frequency)
@@ -85,6 +84,7 @@ class Residency:
             self._cache,
             self._lookahead,
             self._policy,
+            self._scheduler,
             self._fetches,
             self._mover,
             self._clock,
@@ -94,7 +94,7 @@ class Residency:
         self._record_bytes = sum(record_bytes) / len(record_bytes)
         self._kind: PassKind | None = None
         self._failed = 0
-        self._bytes_by_cause = dict.fromkeys(Cause, 0)
+        self._bytes_by_cause = [0] * len(Cause)
         self._at_begin = self.counters()
 
     def restart(self, options: ResidencyOptions) -> None:
@@ -126,7 +126,7 @@ class Residency:
             misses=self._waves.misses,
             failed=self._failed,
             taken_back=self._fetches.num_taken_back,
-            bytes_by_cause={cause: moved for cause, moved in self._bytes_by_cause.items() if moved},
+            bytes_by_cause={cause: moved for cause in Cause if (moved := self._bytes_by_cause[cause])},
             used_bytes=self._cache.used_bytes,
             wasted_bytes=self._cache.wasted_bytes,
             stall_s=self._waves.stalls.total_s,
@@ -151,7 +151,7 @@ class Residency:
         """The next draft step routed to the experts `routes[layer]`; `pump` follows. Ignored without prefetch."""
         assert self._kind is PassKind.DRAFT_VERIFY, f"no draft in a {self._kind} pass"
         if self._options.prefetch:
-            self._scheduler.add(self._lookahead.add(routes))
+            self._lookahead.add(routes)
 
     def expect(self, layer: int, routes: Sequence[Sequence[int]]) -> None:
         """The rows of a prefill will route to the experts `routes[row]` at `layer`. Ignored without prefetch."""
@@ -166,7 +166,8 @@ class Residency:
         assert self._kind is PassKind.PREFILL, f"nothing is foreseen in a {self._kind} pass"
         if self._options.prefetch:
             self._lookahead.expect_all()
-            self._scheduler.reopen(self._lookahead.front)
+            for layer in range(self._lookahead.front, self._num_layers):
+                self._scheduler.reopen(layer)
             self.pump()
 
     def pump(self) -> None:
@@ -236,7 +237,7 @@ class Residency:
         self._cache.check()
         self._waves.check()
         self._base_rows.check(self._cache)
-        record_bytes = sum(self._bytes_by_cause.values()) - self._bytes_by_cause[Cause.BASE]
+        record_bytes = sum(self._bytes_by_cause) - self._bytes_by_cause[Cause.BASE]
         assert record_bytes == self._cache.fetched_bytes, "bytes by cause do not add up"
 
     def _least_wave(self, is_prefill: bool) -> int:
@@ -247,7 +248,7 @@ class Residency:
     def _close_pass(self, committed_tok: int) -> None:
         self._waves.close()
         self._kind = None
-        self._fetches.take_back(num_layers=self._lookahead.num_layers)
+        self._fetches.take_back_all()
         self._scheduler.clear()
         self._lookahead.clear()
         self._policy.end_pass(committed_tok)
@@ -260,17 +261,18 @@ class Residency:
             fetch = completion.fetch
             record = fetch.key.layer * self._num_experts + fetch.key.expert
             if completion.error is not None:
-                self._fail(record, completion.error)
+                self._fail(record, fetch, completion.error)
                 continue
             self._cache.complete(record)
             self._bytes_by_cause[fetch.cause] += fetch.num_bytes
             if not self._waves.land(record, completion):
-                self._policy.offer((record,))
+                self._policy.arrive(record)
         if bug is not None:
             raise bug
 
-    def _fail(self, record: int, error: str) -> None:
+    def _fail(self, record: int, fetch: Fetch, error: str) -> None:
         self._cache.abandon(record)
         self._failed += 1
         self._lookahead.drop(record)
+        self._scheduler.reopen(fetch.key.layer)
         self._waves.fail(record, error)

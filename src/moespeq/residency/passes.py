@@ -35,7 +35,10 @@ class Eviction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
-    """`link_depth`: guesses are submitted while fewer fetches than this are under way.
+    """`lookahead_tok`: draft steps of a round that are fetched for, the first ones; None: all. What later ones name is
+    fetched when its layer asks, and is a miss unless an earlier step named it too.
+
+    `link_depth`: guesses are submitted while fewer fetches than this are under way.
 
     It should be what the link moves between two pumps, plus what it begins at once: with less the link runs dry. More
     delays no demand and moves nothing stale, since what has not begun is overtaken and taken back; but each fetch
@@ -47,6 +50,7 @@ class ResidencyOptions:
 
     prefetch: bool = True
     link_depth: int = 4
+    lookahead_tok: int | None = None
     eviction: Eviction = Eviction.NEXT_USE
     wave_bytes: int = 0
     prefill_wave_bytes: int = 0

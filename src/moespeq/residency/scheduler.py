@@ -1,42 +1,54 @@
 """What to fetch next of what is predicted and missing. Owns the order only: room is eviction's decision, made when the
 link is free, and nothing is moved here.
 
-While the draft runs, the most valuable predicted record first: expected uses per byte, then the layer that asks first,
-then id. Three phases: *prime*, the first steps, fills free slots and evicts nothing, because the next steps will name
-most of what is resident; *prefetch* takes idle records' slots; *saturate*, after the last step, goes on with all that
-is predicted and missing. While the target runs, *stage* brings the layers ahead of the compute front in the order they
-will ask; inside a layer the most expected, then the most frequent, then by id. Demand, the true routes of the layer
-that asks now, goes before all of this and is no plan: `Residency` submits it directly.
+The order is that of deadlines: the layer that asks first; inside a layer the most expected uses, then the most
+frequent, then by id. A record holds its slot from its fetch to its layer, so what is fetched for a far layer costs the
+cache a slot for that long; what is fetched for the next one comes back at once.
+
+Four causes. *Prime*, the first steps of a draft, fills free slots and evicts nothing, because the next steps will name
+most of what is resident. *Prefetch* takes idle records' slots. It begins as late as it can: so many steps before the
+draft's end as the drafts before needed until the last idle slot was filled, a few more after a draft that did not get
+there. *Saturate*, after the last step, goes on with all that is predicted and missing, and *stage* while the target
+runs. Demand, the true routes of the layer that asks now, goes before all of this and is no plan: `Residency` submits it
+directly.
 
 A guess takes free slots and idle records only. Evicting a record with a predicted use for another one would move two
 records in place of one, so the rule's second half (the farthest next use) is left to demand.
 
-Nothing is planned twice. Expected uses only grow while a draft runs, so each step adds its missing records to a heap,
-and an old entry comes out behind the newer one of the same record, where it is skipped. A layer's stage order is made
-when the layers before it are on their way.
+Nothing is planned before there is room for it, and nothing twice: of a layer whose records are all on their way, only
+what later steps name is looked at.
 """
 
 from __future__ import annotations
-
-import heapq
-from collections.abc import Mapping
 
 from moespeq.residency.frequency import UseFrequency
 from moespeq.residency.lookahead import ExpertLookahead
 from moespeq.residency.slots import SlotCache
 from moespeq.types import Cause
 
-__all__ = ["Scheduler", "draft_phase"]
+__all__ = ["DraftLead", "Scheduler"]
 
-# On recorded routes at k = 32, priming for 0.3 of the draft moves a tenth fewer bytes in the same time.
-_PRIME_SHARE = 0.3
+_LEAD_GROWTH = 1.5
 
 
-def draft_phase(*, steps_done: int, num_steps: int) -> Cause:
-    """The phase after `steps_done` of `num_steps` draft steps; unknown lengths (0) count as drafted."""
-    if steps_done >= num_steps:
-        return Cause.SATURATE
-    return Cause.PRIME if steps_done < _PRIME_SHARE * num_steps else Cause.PREFETCH
+class DraftLead:
+    """How many draft steps before the end prefetch begins: learned, so that the last idle slot is filled just in time.
+
+    Begun earlier, it evicts what the steps to come name; later, and the link has rested while it could have worked.
+    """
+
+    def __init__(self) -> None:
+        self.steps: float = float("inf")
+
+    def learn(self, *, num_steps: int, is_full: bool, done_at: int | None) -> None:
+        """A draft of so many steps is over. is_full: no slot is idle any more; done_at: the step after which the link
+        had filled them all, None: it had not.
+        """
+        begun = min(self.steps, num_steps)
+        if done_at is not None:
+            self.steps = max(1.0, begun - (num_steps - done_at) + 1)
+        elif not is_full:
+            self.steps = max(self.steps, _LEAD_GROWTH * begun + 1)
 
 
 class Scheduler:
@@ -48,72 +60,82 @@ class Scheduler:
         self._frequency = frequency
         self._is_draft = False
         self._num_draft_steps = 0
-        self._by_value: list[tuple[float, int]] = []  # heap of (-uses per byte, record)
+        self._lead = DraftLead()
+        self._is_full = False  # the draft has found no idle slot
+        self._done_at: int | None = None  # the draft step after which all of them were filled
         self._staged: list[int] = []  # records of one layer, the next one last
         self._next_layer = 0  # the first layer whose stage order was not made
+        self._num_planned = 0  # steps of which something was planned
+        self._planned = [0] * lookahead.num_layers  # steps whose records of a layer are held or staged
 
     def begin(self, *, is_draft: bool, num_draft_steps: int) -> None:
-        """A pass starts. A draft's order goes by value until the first layer asks; any other by layer."""
+        """A pass starts. `num_draft_steps` sets the phases; unknown lengths (0) count as drafted."""
         self._is_draft = is_draft
         self._num_draft_steps = num_draft_steps
+        self._is_full, self._done_at = False, None
 
     @property
     def cause(self) -> Cause:
         """What a speculative fetch is for, right now."""
         if not self._is_draft or self._lookahead.front > 0:
             return Cause.STAGE
-        return draft_phase(steps_done=self._lookahead.num_steps, num_steps=self._num_draft_steps)
+        left = self._num_draft_steps - self._lookahead.num_steps
+        if left <= 0:
+            return Cause.SATURATE
+        return Cause.PRIME if left > self._lead.steps else Cause.PREFETCH
 
-    def add(self, named: Mapping[int, int]) -> None:
-        """A draft step named these records; record -> its expected uses by now."""
-        resident, submitted, record_bytes = self._cache.resident, self._cache.submitted, self._cache.record_bytes
-        for record, uses in named.items():
-            if record not in resident and record not in submitted:
-                heapq.heappush(self._by_value, (-uses / record_bytes[record], record))
+    def note_full(self) -> None:
+        """No slot is idle, so no guess goes out until one is."""
+        self._is_full = True
+        if self._done_at is None and not self._cache.submitted:
+            self._done_at = self._lookahead.num_steps
+
+    def end_draft(self) -> None:
+        """The first layer asks: what the draft found room for says when the next one should begin."""
+        if self._is_draft and self._num_draft_steps:
+            self._lead.learn(num_steps=self._num_draft_steps, is_full=self._is_full, done_at=self._done_at)
 
     def reopen(self, layer: int) -> None:
-        """A record of `layer` that is still expected is missing again: it was evicted or taken back."""
+        """What is missing of `layer` is not what was planned: more is expected, or a fetch came to nothing, or a record
+        that is expected was evicted.
+        """
+        self._planned[layer] = 0
         if layer < self._next_layer:
-            self._next_layer = layer
-            self._staged.clear()
+            self._restart(layer)
 
     def clear(self) -> None:
         """The pass is over: nothing is worth moving until the next one."""
-        self._by_value.clear()
-        self._staged.clear()
-        self._next_layer = 0
+        self._staged = []
+        self._next_layer = self._num_planned = 0
+        self._planned = [0] * self._lookahead.num_layers
 
     def next(self) -> int | None:
-        """The next record worth moving; the same one until it is fetched or no longer expected."""
-        if self._is_draft and self._lookahead.front == 0:
-            return self._most_valuable()
-        return self._next_staged()
-
-    def _most_valuable(self) -> int | None:
-        while self._by_value:
-            record = self._by_value[0][1]
-            if self._is_wanted(record):
-                return record
-            heapq.heappop(self._by_value)
-        return None
-
-    def _next_staged(self) -> int | None:
-        while True:
-            while self._staged:
-                record = self._staged[-1]
-                if self._is_wanted(record):
-                    return record
-                self._staged.pop()
+        """The next record worth moving, to be submitted before anything else happens; it is not handed out again."""
+        if self._num_planned < self._lookahead.num_named:
+            self._num_planned = self._lookahead.num_named
+            self._restart(0)
+        while not self._staged or self._next_layer <= self._lookahead.front:
             layer = max(self._next_layer, self._lookahead.front)
             if layer == self._lookahead.num_layers:
                 return None
             self._staged = self._stage_order(layer)
             self._next_layer = layer + 1
+        return self._staged.pop()
+
+    def _restart(self, layer: int) -> None:
+        """Plan from `layer` on; what is staged goes back."""
+        if self._staged:
+            self._planned[self._next_layer - 1] = 0
+            self._staged = []
+        self._next_layer = layer
 
     def _stage_order(self, layer: int) -> list[int]:
-        uses, score, holds = self._lookahead.expected_uses(layer), self._frequency.score, self._cache.holds
-        missing = [record for record in uses if not holds(record)]
-        return sorted(missing, key=lambda record: (-uses[record], -score[record], record), reverse=True)
-
-    def _is_wanted(self, record: int) -> bool:
-        return not self._cache.holds(record) and self._lookahead.has_use(record)
+        resident, submitted = self._cache.resident, self._cache.submitted
+        named = self._lookahead.named_since(self._planned[layer], layer)
+        missing = [record for record in named if record not in resident and record not in submitted]
+        self._planned[layer] = self._num_planned
+        if len(missing) > 1:  # the first key is sorted by last
+            missing.sort(reverse=True)
+            missing.sort(key=self._frequency.score.__getitem__)
+            missing.sort(key=self._lookahead.expected_uses(layer).__getitem__)
+        return missing

@@ -23,8 +23,8 @@ class SlotCache:
     """`num_slots` slots; one method a transition, asserts say when it is legal. One owner thread.
 
     For others to read only: `resident`, record -> slot, complete; `submitted`, record -> its fetch, queued or in
-    flight, whose slot is the mover's; `pinned`, resident records under a lease; `unused`, resident records that no
-    pass has used yet; `record_bytes`, record -> what a fetch of it carries now.
+    flight, whose slot is the mover's; `free`, slots with neither, the next one last; `pinned`, resident records under a
+    lease; `unused`, resident records that no pass has used yet; `record_bytes`, record -> what a fetch carries.
     """
 
     def __init__(self, num_slots: int, record_bytes: Sequence[int], *, num_experts: int) -> None:
@@ -40,7 +40,8 @@ class SlotCache:
         self.record_bytes = record_bytes
         self._moved_bytes: dict[int, int] = {}  # resident record -> what its fetch carried
         self.num_experts = num_experts
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._keys = [ExpertKey(*divmod(record, num_experts)) for record in range(len(record_bytes))]
+        self.free = list(range(num_slots - 1, -1, -1))
 
     @property
     def unused_bytes(self) -> int:
@@ -65,16 +66,12 @@ class SlotCache:
         moved = self._moved_bytes.get(record)
         return self.submitted[record].num_bytes if moved is None else moved
 
-    def has_free(self) -> bool:
-        """Whether a record can come in without an eviction."""
-        return bool(self._free)
-
     def reserve(self, record: int, cause: Cause) -> Fetch:
         """Give the record a free slot; the fetch is to be submitted."""
-        assert not self.holds(record), f"record {record} is already in the cache"
-        assert self._free, "no free slot: evict first"
-        key = ExpertKey(*divmod(record, self.num_experts))
-        fetch = self.submitted[record] = Fetch(key, self._free.pop(), self.record_bytes[record], cause)
+        assert record not in self.resident, f"record {record} is already in the cache"
+        assert record not in self.submitted, f"record {record} is already on its way to the cache"
+        assert self.free, "no free slot: evict first"
+        fetch = self.submitted[record] = Fetch(self._keys[record], self.free.pop(), self.record_bytes[record], cause)
         return fetch
 
     def complete(self, record: int) -> None:
@@ -87,13 +84,13 @@ class SlotCache:
 
     def abandon(self, record: int) -> None:
         """The fetch failed or never began: nothing arrived, the slot is free."""
-        self._free.append(self._land(record).slot)
+        self.free.append(self._land(record).slot)
 
     def evict(self, record: int) -> None:
         """Forget a resident record that nobody holds."""
         assert record in self.resident, f"record {record} is not resident"
         assert record not in self.pinned, f"record {record} is pinned"
-        self._free.append(self.resident.pop(record))
+        self.free.append(self.resident.pop(record))
         moved = self._moved_bytes.pop(record)
         if record in self.unused:
             self.unused.remove(record)
@@ -116,7 +113,7 @@ class SlotCache:
     def check(self) -> None:
         """Assert that states, free list and the sum of bytes agree."""
         assert self.resident.keys().isdisjoint(self.submitted), "resident and submitted"
-        slots = [*self._free, *self.resident.values(), *(fetch.slot for fetch in self.submitted.values())]
+        slots = [*self.free, *self.resident.values(), *(fetch.slot for fetch in self.submitted.values())]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost or held twice"
         assert self.resident.keys() >= self.pinned, "pinned, but not resident"
         assert self.resident.keys() >= self.unused, "unused, but not resident"

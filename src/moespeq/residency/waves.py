@@ -9,7 +9,7 @@ Leases pin records; an awaited record is pinned the moment it arrives, so no dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from weakref import WeakMethod
 
 from moespeq.errors import StorageError
@@ -19,9 +19,10 @@ from moespeq.residency.eviction import EvictionPolicy
 from moespeq.residency.fetches import Fetches
 from moespeq.residency.lookahead import ExpertLookahead
 from moespeq.residency.passes import Wave
+from moespeq.residency.scheduler import Scheduler
 from moespeq.residency.slots import SlotCache
 from moespeq.residency.stalls import Stalls
-from moespeq.types import Cause, Completion
+from moespeq.types import Completion
 
 __all__ = ["LayerWaves"]
 
@@ -39,6 +40,7 @@ class LayerWaves:
         cache: SlotCache,
         lookahead: ExpertLookahead,
         policy: EvictionPolicy,
+        scheduler: Scheduler,
         fetches: Fetches,
         mover: Mover,
         clock: Clock,
@@ -46,17 +48,19 @@ class LayerWaves:
         *,
         take_in: WeakMethod[Callable[[bool], None]],
     ) -> None:
-        self._cache, self._lookahead, self._policy, self._fetches = cache, lookahead, policy, fetches
+        self._cache, self._lookahead, self._policy = cache, lookahead, policy
+        self._scheduler, self._fetches = scheduler, fetches
         self._mover, self._clock, self._base_rows, self._owner = mover, clock, base_rows, take_in
         self._running: Generator[Wave, None, None] | None = None
         self._awaited: set[int] = set()  # asked and not yet here
         self._missing: list[int] = []  # awaited and not yet submitted, the next one last
+        self._coming: tuple[list[int], ...] = ()  # awaited guesses; demands: as their copies begin, the next one last
         self._arrived: list[int] = []  # awaited until now, pinned for the next wave
         self._ahead: dict[int, float] = {}  # handed out and not yet here, since when
         self._ahead_leases: list[int] = []  # which of them the running wave holds
         self._approached: int | None = None  # a layer that is about to ask
-        self._lost: Collection[int] = ()  # records that lost their predicted use when it was approached
         self._least = 1  # experts of a wave while more are on their way
+        self._foretold: Mapping[int, int] = {}  # what was expected of it, record -> rows
         self._failure: str | None = None  # of a record that is awaited
         self._loss: str | None = None  # of one that was handed out
         self.hits = self.late = self.misses = 0
@@ -81,7 +85,7 @@ class LayerWaves:
     def demand(self) -> None:
         """Submit all that the layer misses, as far as there is room."""
         if self._missing:
-            self._demand(at_most=len(self._missing))
+            self._fetches.demand(self._missing, at_most=len(self._missing))
 
     def confirm(self) -> str | None:
         """Wait for what was handed out ahead. Returns why it did not arrive, if it did not."""
@@ -132,7 +136,7 @@ class LayerWaves:
         held = self._ask(layer, records)
         try:
             self._raise_failure()
-            self._demand(at_most=_DEMANDS_BEFORE_HITS)
+            self._fetches.demand(self._missing, at_most=_DEMANDS_BEFORE_HITS)
             if not held:
                 self._begin_ahead()
             while held or self._ahead_leases or self._awaited:
@@ -148,49 +152,44 @@ class LayerWaves:
                 self._arrived = []
                 self._begin_ahead()
         finally:
-            self._awaited, self._missing = set(), []
+            self._awaited, self._missing, self._coming = set(), [], ()
             self._end_ahead()
             self._give_back(held)
             self._give_back(self._arrived)
             self._failure = None
 
-    def approach(self, layer: int, asked: Collection[int] = ()) -> None:
-        """`layer` asks next: take back guesses up to it that have not begun. Until then nothing may be evicted."""
+    def approach(self, layer: int) -> None:
+        """`layer` asks next: no more guesses for it. Until it does nothing may be evicted."""
         self._take_in(False)
-        self._fetches.take_back(num_layers=layer + 1, asked=asked)
-        self._lost = self._lookahead.retire(layer)
+        if self._lookahead.front == 0:
+            self._scheduler.end_draft()
+        self._foretold = self._lookahead.retire(layer)
         self._approached = layer
 
     def _ask(self, layer: int, records: list[int]) -> list[int]:
         """Count the records and note what is missing; returns the hits, pinned."""
         if self._approached != layer:
-            self.approach(layer, records)
+            self.approach(layer)
         self._approached = None
-        resident, submitted = self._cache.resident, self._cache.submitted
-        hits = [record for record in records if record in resident]
-        if len(hits) < len(records):
-            self._awaited = set(records).difference(hits)
-            self._missing = [
-                record for record in reversed(records) if record in self._awaited and record not in submitted
-            ]
+        resident, submitted, foretold = self._cache.resident, self._cache.submitted, self._foretold
+        hits, asked = [record for record in records if record in resident], set(records)
+        self._awaited = asked.difference(hits)
         self.hits += len(hits)
-        self.misses += len(self._missing)
-        self.late += len(self._awaited) - len(self._missing)
-        self._policy.touch(records)
+        late = sum(1 for record in self._awaited if record in foretold or record in submitted)
+        self.late += late
+        self.misses += len(self._awaited) - late
+        self._fetches.take_back(layer, self._awaited)
+        self._missing = [record for record in reversed(records) if record in self._awaited and record not in submitted]
+        self._coming = [record for record in reversed(submitted) if record in self._awaited], list(self._missing)
+        self._policy.touch(records, foretold)
         self._cache.pin(hits)
-        self._policy.offer(self._lost)
+        self._policy.offer(foretold.keys() - asked)
         return hits
 
     def _take_in(self, must_wait: bool) -> None:
         take_in = self._owner()
         assert take_in is not None, "waves without their residency"
         take_in(must_wait)
-
-    def _demand(self, *, at_most: int) -> None:
-        for _ in range(min(at_most, len(self._missing))):
-            if not self._fetches.submit(self._missing[-1], Cause.DEMAND):
-                return
-            self._missing.pop()
 
     def _wave(self, layer: int, held: Sequence[int]) -> Wave:
         first = layer * self._cache.num_experts
@@ -208,21 +207,35 @@ class LayerWaves:
         return num_experts > 0 and (num_experts >= self._least or not are_more_coming)
 
     def _begin_ahead(self) -> None:
-        """Lease the awaited records for whose copies the device waits by itself."""
-        for record, fetch in self._cache.submitted.items():
-            if record in self._awaited and self._mover.wait_on_device(fetch):
-                self._awaited.remove(record)
-                self._ahead[record] = self._clock.now_s()
-                self._ahead_leases.append(record)
+        """Lease the awaited records for whose copies the device waits by itself.
+
+        Copies of one cause begin in the order they were submitted: behind one that has not begun none is asked for.
+        """
+        submitted, awaited = self._cache.submitted, self._awaited
+        for coming in self._coming:
+            while coming:
+                record = coming[-1]
+                if record in awaited:
+                    fetch = submitted.get(record)
+                    if fetch is None or not self._mover.wait_on_device(fetch):
+                        break
+                    awaited.remove(record)
+                    self._ahead[record] = self._clock.now_s()
+                    self._ahead_leases.append(record)
+                coming.pop()
 
     def _end_ahead(self) -> None:
         """Their wave is over; those that landed meanwhile were pinned."""
+        if not self._ahead_leases:
+            return
         landed = [record for record in self._ahead_leases if record in self._cache.pinned]
         self._ahead_leases.clear()
         self._give_back(landed)
 
     def _give_back(self, held: list[int]) -> None:
         """Unpin and empty `held`."""
+        if not held:
+            return
         self._cache.unpin(held)
         self._policy.offer(held)
         held.clear()
