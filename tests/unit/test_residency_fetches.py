@@ -261,3 +261,14 @@ def test_a_deep_queue_is_filled_up_in_batches() -> None:
     rig.mover.finish()
     rig.residency.pump()
     assert len(rig.mover.submitted) == 14
+
+
+def test_a_guess_that_arrives_after_its_pass_can_leave_in_the_next() -> None:
+    rig = Rig(num_slots=1)
+    rig.residency.begin_pass(PassKind.DRAFT_VERIFY)
+    rig.predict((3, 0))
+    rig.residency.end_pass(1)
+    rig.residency.begin_pass(PassKind.PLAIN)
+    rig.mover.finish()
+    assert rig.use(0, 5) == [[5]], "or a demand would wait for ever"
+    rig.residency.check()

@@ -92,7 +92,7 @@ class NextUseEviction:
         self._offered = set(self._cache.resident)
 
     def arrive(self, record: int) -> None:
-        if record < self._lookahead.front * self._lookahead.num_experts:  # ahead of the front it has its use
+        if not self._lookahead.has_use(record):  # else it is offered when it loses it, or is given back
             self._offered.add(record)
 
     def offer(self, records: Iterable[int]) -> None:
