@@ -15,8 +15,9 @@ from moespeq.cli.trace_tables import tables
 from moespeq.errors import TraceError
 from moespeq.replay import RoutingTrace, belady_misses
 from moespeq.replay.cache_study import lru_misses, study_cache
-from moespeq.replay.fidelity_study import RouteMatch, study_acceptance
+from moespeq.replay.fidelity_study import study_acceptance
 from moespeq.replay.findings import findings
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy, study_trace
 from synthetic_trace import synthetic_trace
 

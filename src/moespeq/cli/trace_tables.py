@@ -9,7 +9,8 @@ from typing import TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from moespeq.replay.fidelity_study import RouteMatch, StepAcceptance
+from moespeq.replay.fidelity_study import StepAcceptance
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 __all__ = ["tables"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moespeq.figures.canvas import sheet
 from moespeq.replay.cache_study import CacheStudy
-from moespeq.replay.fidelity_study import RouteMatch
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 if TYPE_CHECKING:

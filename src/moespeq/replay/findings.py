@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from moespeq.replay.cache_study import CacheStudy
-from moespeq.replay.fidelity_study import ROUND_K, RouteMatch, StepAcceptance
+from moespeq.replay.fidelity_study import ROUND_K, StepAcceptance
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 __all__ = ["findings"]
