@@ -23,7 +23,7 @@ def measured_trace(trace: RoutingTrace, *, bytes_per_s: float) -> RoutingTrace:
     before = ReplayResult(0, 0.0, 0.0, ResidencyCounters())
     for index, recorded in enumerate(trace.rounds):
         after = _run(trace, rounds[: index + 1])
-        measured.append(_difference(recorded, after, before))
+        measured.append(_difference(recorded, rounds[index], after, before))
         before = after
     return replace(trace, rounds=measured)
 
@@ -41,9 +41,8 @@ def _run(trace: RoutingTrace, rounds: Sequence[RoundTrace]) -> ReplayResult:
     )
 
 
-def _difference(recorded: TraceRound, after: ReplayResult, before: ReplayResult) -> TraceRound:
+def _difference(recorded: TraceRound, cut: RoundTrace, after: ReplayResult, before: ReplayResult) -> TraceRound:
     moved = after.counters.since(before.counters)
-    assert TIMES.draft_step_s is not None
     draft_s = TIMES.draft_step_s * (recorded.k + 1) if recorded.k else 0.0
     return replace(
         recorded,
@@ -56,4 +55,6 @@ def _difference(recorded: TraceRound, after: ReplayResult, before: ReplayResult)
         verify_s=max(0.0, after.seconds - before.seconds - draft_s),  # a difference may round below it
         stall_s=moved.stall_s,
         link_busy_s=after.link_busy_s - before.link_busy_s,
+        layer_experts=[len(experts) for experts in cut.true[:-1]],
+        layer_s=[TIMES.dense_s / len(cut.true) + TIMES.expert_s * len(experts) for experts in cut.true[:-1]],
     )

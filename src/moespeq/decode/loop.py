@@ -58,7 +58,7 @@ class _Round:
         """A verified layer's; a runner may keep this method, so it must not lead back to the loop that owns it."""
         self.target_routes.append(rows)
         if self.times is not None:
-            self.times.note_layer()
+            self.times.note_layer(rows)
 
 
 class SpeculativeLoop:

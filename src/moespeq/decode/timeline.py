@@ -23,7 +23,8 @@ __all__ = ["RoundTimes", "write_timeline"]
 @dataclass(slots=True)
 class RoundTimes:
     """One round on the engine's clock, in seconds. steps_s: ends of the draft's steps; layers_s: of each MoE layer,
-    when its routes were known; link: what ended on it in the round.
+    when its routes were known; experts: how many distinct ones each asked for; link: what
+    ended on it in the round.
     """
 
     clock: Clock
@@ -33,15 +34,17 @@ class RoundTimes:
     accepted: int = 0
     steps_s: list[float] = field(default_factory=list)
     layers_s: list[float] = field(default_factory=list)
+    experts: list[int] = field(default_factory=list)
     link: LinkUse = field(default_factory=lambda: LinkUse(0.0, 0.0))
 
     def note_step(self) -> None:
         """A draft step's routes are known."""
         self.steps_s.append(self.clock.now_s())
 
-    def note_layer(self) -> None:
-        """A verified layer's routes are known."""
+    def note_layer(self, routes: Sequence[Sequence[int]]) -> None:
+        """A verified layer's routes are known, [row][K]."""
         self.layers_s.append(self.clock.now_s())
+        self.experts.append(len(set().union(*routes)))
 
 
 _LANES = ("round", "draft", "verify", "link", "waiting for the link")

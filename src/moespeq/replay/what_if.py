@@ -135,12 +135,8 @@ def replay_setting(trace: RoutingTrace, setting: Setting, times: ComputeTimes | 
 
 def routed(trace: RoutingTrace, setting: Setting, times: ComputeTimes | None = None) -> Trace:
     """The rounds that a setting cuts a trace into, and the prompt before them. As replay_setting takes and raises."""
-    rounds, header = _require_rounds(trace), trace.header
-    chosen = ComputeTimes.of(rounds) if times is None else times
-    if setting.k and chosen.draft_step_s is None:
-        raise TraceError(
-            f"The recorded run never drafted, so what a draft step takes is unknown; record it with k={setting.k}."
-        )
+    _require_rounds(trace)
+    chosen, header = ComputeTimes.of(trace) if times is None else times, trace.header
     every = [range(header.num_experts)] * header.num_layers
     return Trace(header.num_layers, header.num_experts, rounds_of(trace, setting.k, chosen), prompt=every)
 
