@@ -1,4 +1,4 @@
-"""Does `trace replay` foretell what a run with other settings takes? Every setting is run, and foretold from every other.
+"""Does `trace replay` foretell what other settings take? Every setting is run, and foretold from every other one.
 
     python benchmarks/replay_check.py STORE --slots 32 --link-bytes-per-s 4e6 [--tokens 96] [--repetitions 5]
         [--processor-time] [--traces FOLDER]
@@ -8,9 +8,9 @@ paced link. Cores that others use make a run slower than the same run before, so
 one after the other, and of each round the fastest repetition counts: text and depths are the same in all.
 --processor-time leaves other processes out altogether, see processor_time.py.
 
-A row is the trace that was recorded, a column the setting that it is asked for: how far its tokens per second are from
-those that were measured there, in per cent. The diagonal is a replay of its own settings. --traces reads what an earlier
-call left in FOLDER, or leaves it there. Kind: study; the last line is JSON.
+A row is a recorded trace, a column the setting that it is asked for: how far its tokens per second are from those that
+were measured there, in per cent. The diagonal is each trace's own setting. --traces reads what an earlier call left in
+FOLDER, or leaves it there. Kind: study; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -139,12 +139,36 @@ def fastest(left: Sequence[TraceRound], right: Sequence[TraceRound]) -> list[Tra
 
 def foretold(trace: RoutingTrace, other: RoutingTrace) -> Outcome:
     """What `trace` says of the settings of `other`."""
-    setting = recorded_setting(other)
-    k = None if trace is other else other.rounds[0].k
-    return replay_setting(
-        trace,
-        replace(recorded_setting(trace), k=k, num_slots=setting.num_slots, link=setting.link, options=setting.options),
+    own, asked = recorded_setting(trace), recorded_setting(other)
+    if trace is other:
+        return replay_setting(trace, own)
+    setting = replace(own, num_slots=asked.num_slots, link=asked.link, options=asked.options)
+    return replay_setting(trace, replace(setting, k=max(one.k for one in other.rounds)))
+
+
+def report(traces: Sequence[RoutingTrace]) -> None:
+    """The table, what it amounts to, and JSON."""
+    measured = [recorded_outcome(trace) for trace in traces]
+    errors = [
+        [error_share(was, foretold(trace, other)) for other, was in zip(traces, measured, strict=True)]
+        for trace in traces
+    ]
+    places = range(len(CASES))
+    print(f"{'':18}" + "".join(f"{number:7}" for number in places))
+    print(f"{'measured tok/s':18}" + "".join(f"{one.tok_per_s:7.1f}" for one in measured))
+    print(f"{'of it stall, %':18}" + "".join(f"{100 * one.stall_share:7.0f}" for one in measured))
+    for number, (case, row) in enumerate(zip(CASES, errors, strict=True)):
+        print(f"{number} {case.name:16}" + "".join(f"{100 * error:+7.1f}" for error in row))
+    own = max(abs(errors[number][number]) for number in places)
+    others = [abs(errors[row][column]) for row in places for column in places if row != column]
+    within = sum(error <= TRUSTED_SHARE for error in others)
+    print(
+        f"own settings: at most {own:.1%} off; others: {within} of {len(others)} within {TRUSTED_SHARE:.0%}, at most "
+        f"{max(others):.1%}"
     )
+    cases = [case.name for case in CASES]
+    tok_per_s = [one.tok_per_s for one in measured]
+    print(json.dumps({"kind": "study", "cases": cases, "tok_per_s": tok_per_s, "errors": errors}))
 
 
 def main() -> None:
@@ -168,31 +192,6 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             trace.write(path)
     report(traces)
-
-
-def report(traces: Sequence[RoutingTrace]) -> None:
-    measured = [recorded_outcome(trace) for trace in traces]
-    errors = [
-        [error_share(was, foretold(trace, other)) for other, was in zip(traces, measured, strict=True)]
-        for trace in traces
-    ]
-    print(f"{'':16}" + "".join(f"{case.name:>16}" for case in CASES))
-    print(f"{'measured tok/s':16}" + "".join(f"{one.tok_per_s:16.2f}" for one in measured))
-    print(f"{'of it stall':16}" + "".join(f"{100 * one.stall_share:15.0f}%" for one in measured))
-    for case, row in zip(CASES, errors, strict=True):
-        print(f"{case.name:16}" + "".join(f"{100 * error:+15.1f}%" for error in row))
-    others = [abs(error) for number, row in enumerate(errors) for place, error in enumerate(row) if place != number]
-    own = [abs(errors[number][number]) for number in range(len(errors))]
-    within = sum(error <= TRUSTED_SHARE for error in others)
-    print(
-        f"own settings: at most {max(own):.1%} off; others: {within} of {len(others)} within {TRUSTED_SHARE:.0%}, at most {max(others):.1%}"
-    )
-    cases = [case.name for case in CASES]
-    print(
-        json.dumps(
-            {"kind": "study", "cases": cases, "tok_per_s": [one.tok_per_s for one in measured], "errors": errors}
-        )
-    )
 
 
 if __name__ == "__main__":
