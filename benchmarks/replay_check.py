@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,13 +28,9 @@ import torch
 from moespeq.config import LoadOptions
 from moespeq.decode.assembly import open_engine, plan_of
 from moespeq.decode.engine import Engine
-from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.recording import record
-from moespeq.decode.sampling import Sampler
-from moespeq.decode.timeline import RoundTimes
-from moespeq.decode.trace_header import rounds_of
 from moespeq.demo.assets import read_questions
-from moespeq.replay import RoutingTrace, TraceRound
+from moespeq.replay import RoutingTrace
 from moespeq.replay.what_if import (
     TRUSTED_SHARE,
     Outcome,
@@ -72,19 +68,6 @@ CASES = (
 )
 
 
-class RoundTimer:
-    """An Observer that keeps when rounds were, and runs no passes of its own."""
-
-    def __init__(self) -> None:
-        self.times: list[RoundTimes] = []
-
-    def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
-        self.times.append(times)
-
-    def follow(self, loop: SpeculativeLoop, sampler: Sampler, tokens: Sequence[int]) -> Iterator[None]:
-        return iter(())
-
-
 def record_all(arguments: argparse.Namespace) -> list[RoutingTrace]:
     """A trace of each case, its rounds the fastest of all repetitions."""
     prompt = read_questions(arguments.question + 1)[arguments.question].prompt
@@ -108,8 +91,7 @@ def record_all(arguments: argparse.Namespace) -> list[RoutingTrace]:
         traces = [record(tune(case), prompt, **sampling).trace for case in CASES]
         for _ in range(arguments.repetitions - 1):
             for index, case in enumerate(CASES):
-                rounds = run(tune(case), prompt, sampling)
-                traces[index] = replace(traces[index], rounds=fastest(traces[index].rounds, rounds))
+                traces[index] = undisturbed(traces[index], record(tune(case), prompt, **sampling).trace)
     return traces
 
 
@@ -122,19 +104,15 @@ def open_with(store: Path, num_slots: int) -> Engine:
     return open_engine(store, options.replaced({"device_memory": memory}))
 
 
-def run(engine: Engine, prompt: str, sampling: dict[str, Any]) -> list[TraceRound]:
-    """The rounds of one more answer."""
-    timer = RoundTimer()
-    stream = engine.stream(prompt, observer=timer, **sampling)
-    for _ in stream:
-        pass
-    return rounds_of(stream.result.stats.reports, timer.times)
-
-
-def fastest(left: Sequence[TraceRound], right: Sequence[TraceRound]) -> list[TraceRound]:
-    """Of each round the run that took less."""
-    assert [(one.k, one.committed) for one in left] == [(one.k, one.committed) for one in right], "another text"
-    return [min(pair, key=lambda one: one.draft_s + one.verify_s) for pair in zip(left, right, strict=True)]
+def undisturbed(left: RoutingTrace, right: RoutingTrace) -> RoutingTrace:
+    """Of each round, and of the draft's step, the run that took less."""
+    shapes = [[(one.k, one.committed) for one in trace.rounds] for trace in (left, right)]
+    assert shapes[0] == shapes[1], "another text"
+    rounds = [
+        min(pair, key=lambda one: one.draft_s + one.verify_s) for pair in zip(left.rounds, right.rounds, strict=True)
+    ]
+    step_s = min(left.header.draft_step_s, right.header.draft_step_s)
+    return replace(left, header=replace(left.header, draft_step_s=step_s), rounds=rounds)
 
 
 def foretold(trace: RoutingTrace, other: RoutingTrace) -> Outcome:
@@ -168,7 +146,8 @@ def report(traces: Sequence[RoutingTrace]) -> None:
     )
     cases = [case.name for case in CASES]
     tok_per_s = [one.tok_per_s for one in measured]
-    print(json.dumps({"kind": "study", "cases": cases, "tok_per_s": tok_per_s, "errors": errors}))
+    rounded = [[round(error, 4) for error in row] for row in errors]
+    print(json.dumps({"kind": "study", "cases": cases, "tok_per_s": tok_per_s, "errors": rounded}))
 
 
 def main() -> None:

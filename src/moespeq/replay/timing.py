@@ -20,7 +20,7 @@ from moespeq.replay.routing_trace import RoutingTrace
 
 __all__ = ["ComputeTimes"]
 
-_ALIKE_SHARE = 0.1  # layers whose experts spread so far about their mean say half of the slope
+_DRAWN = 0.1  # of a layer that asked for no expert or for twice the mean, and took half or half more
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,6 @@ def _slope(layers: Sequence[tuple[int, float]]) -> float:
     mean_s = sum(y * weight for _, y, weight in points) / len(layers)
     spread = sum(weight * (x - mean_experts) ** 2 for x, _, weight in points)
     together = sum(weight * (x - mean_experts) * (y - mean_s) for x, y, weight in points)
-    drawn = len(layers) * (_ALIKE_SHARE * mean_experts) ** 2
+    drawn = _DRAWN * mean_experts**2
     steepest = mean_s / mean_experts
     return min(max(0.0, (together + drawn * steepest / 2) / (spread + drawn)), steepest)
