@@ -57,7 +57,7 @@ def free_places(
     for x, y, width, height in labels:
         around = (
             Box(x + dx, y + dy, x + dx + width, y + dy + height)
-            for distance in (_DISTANCE, 2 * _DISTANCE)
+            for distance in (_DISTANCE, 2 * _DISTANCE, 3 * _DISTANCE)
             for dx, dy in _offsets(width, height, distance)
         )
         place = next((box for box in around if _is_inside(box, frame) and not any(map(box.meets, used))), None)
