@@ -146,7 +146,9 @@ def test_fidelity_and_acceptance_are_those_the_trace_was_made_with() -> None:
 def test_steps_share_out_all_positions_and_are_in_order() -> None:
     study = study_trace(synthetic_trace(acceptance=0.8, fidelity=0.9, rounds_k=[4, 8]))
     steps = study.acceptance.by_step
-    assert list(steps) == sorted(steps) == list(study.fidelity.draft_by_step)
+    assert list(steps) == sorted(steps) == list(study.fidelity.draft_by_step) == list(study.fidelity.ahead_by_step)
+    together = RouteMatch.together(list(study.fidelity.ahead_by_step.values()))
+    assert together.overlap == pytest.approx(study.fidelity.ahead.overlap)
     assert sum(step.num_drafts for step in steps.values()) == study.num_positions
     assert RouteMatch.together(list(study.fidelity.draft_by_step.values())).exact == pytest.approx(
         study.fidelity.draft.exact

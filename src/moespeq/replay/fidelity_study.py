@@ -29,7 +29,7 @@ ROUND_K = 8
 @dataclass(frozen=True, slots=True)
 class FidelityStudy:
     """draft, ahead: over all layers and positions; draft_by_layer, ahead_by_layer [L];
-    draft_by_step: draft step (TracePosition.step) -> over all layers.
+    draft_by_step, ahead_by_step: draft step (TracePosition.step) -> over all layers, both of the same rows.
     """
 
     draft: RouteMatch
@@ -37,6 +37,7 @@ class FidelityStudy:
     draft_by_layer: Sequence[RouteMatch]
     ahead_by_layer: Sequence[RouteMatch]
     draft_by_step: dict[int, RouteMatch]
+    ahead_by_step: dict[int, RouteMatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,14 @@ def study_fidelity(trace: RoutingTrace) -> FidelityStudy:
         ahead=RouteMatch.together(ahead_by_layer),
         draft_by_layer=draft_by_layer,
         ahead_by_layer=ahead_by_layer,
-        draft_by_step={
-            step: RouteMatch.of(pair for each in at_step for pair in zip(each.draft, each.true, strict=True))
-            for step, at_step in _by_step(positions).items()
-        },
+        draft_by_step={step: _match_all(at_step, "draft") for step, at_step in _by_step(positions).items()},
+        ahead_by_step={step: _match_all(at_step, "ahead") for step, at_step in _by_step(positions).items()},
     )
+
+
+def _match_all(positions: Iterable[TracePosition], guess: str) -> RouteMatch:
+    """Over all layers."""
+    return RouteMatch.of(pair for each in positions for pair in zip(getattr(each, guess), each.true, strict=True))
 
 
 def study_acceptance(trace: RoutingTrace) -> AcceptanceStudy:

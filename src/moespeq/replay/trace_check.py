@@ -33,8 +33,8 @@ def _faults(trace: RoutingTrace) -> Iterator[str]:
         yield from (f"round {number}: {name}" for name in _of_round(recorded, header))
     if trace.rounds and sum(one.committed for one in trace.rounds) != len(trace.positions) - 1:
         yield "tokens and rounds do not add up"
-    if trace.rounds and not any(one.draft_s + one.verify_s for one in trace.rounds):
-        yield "rounds that take no time"
+    if trace.rounds and not any(one.verify_s > one.stall_s for one in trace.rounds):
+        yield "rounds that only wait"
     if trace.rounds and not any(one.hits + one.late + one.misses for one in trace.rounds):
         yield "rounds that ask for no expert"
 
@@ -83,6 +83,8 @@ def _of_round(recorded: TraceRound, header: TraceHeader) -> Iterator[str]:
     yield from (name for name in counts if not _is_count(getattr(recorded, name), 0))
     seconds = ("draft_s", "verify_s", "stall_s", "link_busy_s")
     yield from (name for name in seconds if not _is_number(getattr(recorded, name)))
+    if recorded.verify_s == 0:
+        yield "verify_s"
     if recorded.k >= _MOST_ROWS or recorded.accepted > recorded.k:
         yield "k"
     if not _is_count(recorded.committed, 1, recorded.accepted + 1):
