@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moespeq.figures.canvas import sheet
 from moespeq.figures.labels import Label, write_labels
@@ -26,6 +26,9 @@ __all__ = ["draw_roofline"]
 _OURS, _PAPER, _ROOF, _MEASURED, _SHADE = "#0072b2", "#d55e00", "#888888", "#000000", "#f3f3f3"
 _MARGIN = 1.5  # of the axes, beyond what is drawn
 _MANY_NUMBERS = 300.0  # from the least to the most: further apart, 1, 2 and 5 would touch
+
+
+Line = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,15 @@ def draw_roofline(trace: RoutingTrace, path: Path) -> None:
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         edge = _set_axes(panels[0], found, [*ours.points, *paper.points])
         for panel, curve in zip(panels, (ours, paper), strict=True):
-            _draw_roofs(panel, found, edge)
             panel.set(title=curve.title, xlabel="I(k): tokens x bytes of a token's experts / bytes waited for")
+            panel.axvspan(edge / _MARGIN, panel.get_xlim()[1], color=_SHADE, zorder=0)
         panels[0].set_ylabel("tokens a second")
         figure.draw_without_rendering()  # now the panels have their sizes
         for panel, curve in zip(panels, (ours, paper), strict=True):
-            labels = _draw_curve(panel, curve, edge) + (_draw_measured(panel, found, edge) if curve is ours else [])
-            write_labels(panel, labels, [[(min(intensity, edge), height) for _, intensity, height in curve.points]])
+            roofs, notes = _draw_roofs(panel, found)
+            line, labels = _draw_curve(panel, curve, edge)
+            measured = _draw_measured(panel, found, edge) if curve is ours else []
+            write_labels(panel, [*labels[:1], *notes, *labels[1:], *measured], [*roofs, line])
 
 
 def _curves(found: Roofline) -> tuple[_Curve, _Curve]:
@@ -98,25 +103,27 @@ def _set_axes(panel: Axes, found: Roofline, points: Sequence[tuple[int, float, f
     return right / _MARGIN**2
 
 
-def _draw_roofs(panel: Axes, found: Roofline, edge: float) -> None:
-    (left, right), (bottom, _) = panel.get_xlim(), panel.get_ylim()
-    panel.axvspan(edge / _MARGIN, right, color=_SHADE, zorder=0)
-    panel.axhline(found.compute_roof, color=_ROOF, linewidth=1.2)
-    note: dict[str, Any] = {"color": _ROOF, "fontsize": 7, "textcoords": "offset points"}
-    ridge = found.compute_roof / found.io_roof if found.io_roof else left
-    begin = ridge if ridge < (left * right) ** 0.5 else left  # where nothing crosses it
-    panel.annotate("roof: draft and verify, no waits", (begin, found.compute_roof), (12, 4), va="bottom", **note)
-    if not found.io_roof:
-        return
-    panel.plot([left, right], [left * found.io_roof, right * found.io_roof], color=_ROOF, linewidth=1.2)
-    height = max(bottom, left * found.io_roof)
-    rate = found.link_bytes_per_s
-    link = f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
-    panel.annotate(f"roof: the link, {link}", (height / found.io_roof, height), (14, 3), va="bottom", **note)
+def _draw_roofs(panel: Axes, found: Roofline) -> tuple[list[Line], list[Label]]:
+    """Their lines, and what to write beside them."""
+    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    level, slope = found.compute_roof, found.io_roof
+    ridge = level / slope if slope else left
+    lines = [[(left, level), (right, level)]]
+    begin = ridge if left < ridge < (left * right) ** 0.5 else left
+    notes = [Label("roof: no waits", begin, level, color=_ROOF)]
+    if slope:
+        low, high = max(left, bottom / slope), min(right, top / slope)
+        lines.append([(low, low * slope), (high, high * slope)])
+        rate = found.link_bytes_per_s
+        link = f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
+        notes.append(Label(f"roof: the link, {link}", low, low * slope, color=_ROOF))
+    for line in lines:
+        panel.plot([x for x, _ in line], [y for _, y in line], color=_ROOF, linewidth=1.2)
+    return lines, notes
 
 
-def _draw_curve(panel: Axes, curve: _Curve, edge: float) -> list[Label]:
-    """The line, the chosen depth above all; returns what to write, the most important first."""
+def _draw_curve(panel: Axes, curve: _Curve, edge: float) -> tuple[Line, list[Label]]:
+    """Its line, and what to write, the chosen depth first."""
     placed = [(k, min(intensity, edge), height) for k, intensity, height in curve.points]
     panel.plot([x for _, x, _ in placed], [y for _, _, y in placed], "o-", color=curve.color, markersize=4)
     labels = []
@@ -126,7 +133,7 @@ def _draw_curve(panel: Axes, curve: _Curve, edge: float) -> list[Label]:
             panel.plot([x], [y], "o", color=curve.color, markersize=10, markeredgecolor="white", zorder=4)
         size, weight = (11.0, "bold") if is_best else (7.0, "normal")
         labels.append(Label(f"k = {k}" if is_best or k == placed[0][0] else str(k), x, y, size, curve.color, weight))
-    return sorted(labels, key=lambda label: -label.size)
+    return [(x, y) for _, x, y in placed], sorted(labels, key=lambda label: -label.size)
 
 
 def _draw_measured(panel: Axes, found: Roofline, edge: float) -> list[Label]:

@@ -144,8 +144,8 @@ def _draw_steps(study: TraceStudy, caption: str, path: Path) -> Path:
         tokens.set(ylabel="drafted tokens (%)", ylim=(0, 100))
         for panel in (routes, tokens):
             _number_places(panel, "draft step", max(steps) + 1)
-        _legend_above(routes, *bars)
-        _legend_above(tokens, kept, *sure)
+        _legend_above(routes, *bars, columns=2)
+        _legend_above(tokens, kept, *sure, columns=2)
     return path
 
 
@@ -175,9 +175,9 @@ def _number_places(panel: Axes, label: str, count: int) -> None:
     panel.grid(visible=False, axis="x")
 
 
-def _legend_above(panel: Axes, *handles: Drawn) -> None:
+def _legend_above(panel: Axes, *handles: Drawn, columns: int = 5) -> None:
     """What is drawn, in this order, outside of the picture."""
-    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, handlelength=1.6)
+    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, handlelength=1.6)
 
 
 def _percents(shares: Sequence[float]) -> list[float]:
