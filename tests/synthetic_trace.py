@@ -103,6 +103,7 @@ def synthetic_trace(
         num_slots=max(1, num_records // 4) if num_slots is None else num_slots,
         device="cpu",
         link_bytes_per_s=LINK_BYTES_PER_S,
+        resident=[[] for _ in range(num_layers)],
         draft_step_s=DRAFT_STEP_S,
         prompt_tok=32,
         options={"rows": 33, "prefetch": True},

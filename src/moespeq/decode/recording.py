@@ -77,7 +77,9 @@ def record(engine: Engine, prompt: Prompt, *, progress: Progress | None = None, 
     if not stats.rounds:
         raise UsageError("The answer ended with its first token, before any round; ask for more tokens, or ignore EOS.")
     times = observer.times[: stats.rounds]  # the last one nobody was shown
-    header = header_of(engine, observer.params, stats, draft_step_s=median(observer.steps_s))
+    header = header_of(
+        engine, observer.params, stats, resident=observer.resident, draft_step_s=median(observer.steps_s)
+    )
     return Recording(RoutingTrace(header, observer.positions, rounds_of(stats.reports, times)), stream.result, times)
 
 
@@ -111,10 +113,14 @@ class _RouteObserver:
         self._tell = tell
         self._first = -1  # position of the first generated token; none was heard of
         self._true: list[Routes] = []
+        self.resident: Sequence[Sequence[int]] = ()
         self.params: SamplingParams | None = None
         self.positions: list[TracePosition] = []
         self.times: list[RoundTimes] = []
         self.steps_s: list[float] = []  # a draft step's, of each window along the finished text
+
+    def hear_prompt(self, resident: Sequence[Sequence[int]]) -> None:
+        self.resident = resident
 
     def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
         if not self._true:

@@ -26,7 +26,14 @@ _LISTS = ("eos_token_ids", "stop")
 _NOT_KEPT = ("logits_processors", "seed")
 
 
-def header_of(engine: Engine, params: SamplingParams, stats: GenerationStats, *, draft_step_s: float) -> TraceHeader:
+def header_of(
+    engine: Engine,
+    params: SamplingParams,
+    stats: GenerationStats,
+    *,
+    resident: Sequence[Sequence[int]],
+    draft_step_s: float,
+) -> TraceHeader:
     """The header of a generation that ended; bandwidth is 0 where nothing crossed the link."""
     manifest = engine.manifest
     is_plain = engine.options.records == "plain"
@@ -43,6 +50,7 @@ def header_of(engine: Engine, params: SamplingParams, stats: GenerationStats, *,
         num_slots=engine.plan.num_slots,
         device=require_gpu().name if engine.options.device == "cuda" else "cpu",
         link_bytes_per_s=stats.link_bytes / stats.link_busy_s if stats.link_busy_s > 0 else 0.0,
+        resident=resident,
         draft_step_s=draft_step_s,
         prompt_tok=stats.prompt_tok,
         options=_options_in_effect(engine) | {"sampling": _sampling(params)},

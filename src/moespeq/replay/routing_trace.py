@@ -36,8 +36,9 @@ class TraceHeader:
     """What was run, where, and how.
 
     record_bytes [L]: of one expert's record, as it crossed the link, a layer's mean; link_bytes_per_s: bytes over busy
-    time of the recorded run; draft_step_s: of a step along the finished text, with an idle link; options: those of the
-    engine that decide bytes and time, as they were in effect.
+    time of the recorded run; resident [L]: the experts that had slots when the first round began; draft_step_s: of a
+    step along the finished text, with an idle link; options: those of the engine that decide bytes and time, as they
+    were in effect.
     """
 
     model: str
@@ -52,6 +53,7 @@ class TraceHeader:
     num_slots: int
     device: str
     link_bytes_per_s: float
+    resident: Sequence[Sequence[int]]
     draft_step_s: float
     prompt_tok: int
     options: dict[str, Any]

@@ -4,10 +4,11 @@ A verify's time without its stalls is a straight line over the distinct experts 
 and dense weights cost the same for every depth (a pass has all its rows, live or not), and each expert once more, to be
 decoded and multiplied. The line goes through the mean of the recorded rounds, so their sum is kept whatever its slope.
 
-The slope is that of single layers, which differ in the experts they ask for even where the rounds are of one depth: a
-straight line through the median seconds of each number of experts, so that a layer which was interrupted says nothing.
-Layers that are all alike (without a draft each asks for K) say nothing of the slope; as far as they are, it is drawn to
-the middle of what is possible, half of the time for the experts. What the host adds is in it.
+The slope is that of single layers, which differ in the experts they ask for even where the rounds are of one depth.
+Each is compared with the others of its round, in shares of the round's: what slows a whole round down, such as another
+program on the same cores, takes no part, and an interrupted layer little. Layers that are all alike (without a draft
+each asks for K) say nothing of the slope; as far as they are, it is drawn to the middle of what is possible, half of
+the time for the experts. What the host adds is in it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from moespeq.replay.routing_trace import RoutingTrace
+from moespeq.replay.routing_trace import RoutingTrace, TraceRound
 
 __all__ = ["ComputeTimes"]
 
-_DRAWN = 0.1  # of a layer that asked for no expert or for twice the mean, and took half or half more
+_DRAWN = 0.1  # how much a half weighs: as a layer that asked for a third more experts than its round
+_INTERRUPTED = 3.0  # times the middle layer of its round; what took longer counts as so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,7 @@ class ComputeTimes:
         draft_s = sum(one.draft_s for one in rounds if one.k)
         mean_experts = fmean(one.hits + one.late + one.misses for one in rounds)
         compute_s = fmean(max(0.0, one.verify_s - one.stall_s) for one in rounds)
-        expert_s = min(
-            _slope([layer for one in rounds for layer in zip(one.layer_experts, one.layer_s, strict=True)]),
-            compute_s / mean_experts,
-        )
+        expert_s = min(_share_of_experts(rounds) * _layer_s_per_expert(rounds), compute_s / mean_experts)
         return cls(
             draft_step_s=draft_s / num_steps if num_steps else trace.header.draft_step_s,
             dense_s=compute_s - expert_s * mean_experts,
@@ -50,18 +49,23 @@ class ComputeTimes:
         )
 
 
-def _slope(layers: Sequence[tuple[int, float]]) -> float:
-    """Seconds an expert of (experts, seconds): least squares, drawn to the middle, never below 0."""
-    if not layers:
-        return 0.0
-    seconds: dict[int, list[float]] = {}
-    for experts, layer_s in layers:
-        seconds.setdefault(experts, []).append(layer_s)
-    points = [(experts, median(all_s), len(all_s)) for experts, all_s in seconds.items()]  # (x, y, weight)
-    mean_experts = sum(x * weight for x, _, weight in points) / len(layers)
-    mean_s = sum(y * weight for _, y, weight in points) / len(layers)
-    spread = sum(weight * (x - mean_experts) ** 2 for x, _, weight in points)
-    together = sum(weight * (x - mean_experts) * (y - mean_s) for x, y, weight in points)
-    drawn = _DRAWN * mean_experts**2
-    steepest = mean_s / mean_experts
-    return min(max(0.0, (together + drawn * steepest / 2) / (spread + drawn)), steepest)
+def _layer_s_per_expert(rounds: Sequence[TraceRound]) -> float:
+    """Of the middle layer of each round; 0 where a model has one layer only, and none was timed."""
+    seconds = sum(median(one.layer_s) for one in rounds if one.layer_s)
+    experts = sum(fmean(one.layer_experts) for one in rounds if one.layer_s)
+    return seconds / experts if experts else 0.0
+
+
+def _share_of_experts(rounds: Sequence[TraceRound]) -> float:
+    """Of a layer's time, what grows with its experts: least squares within the rounds, drawn to a half; 0 to 1."""
+    spread, together = _DRAWN, _DRAWN / 2
+    for one in rounds:
+        middle_s = median(one.layer_s) if one.layer_s else 0.0
+        if middle_s == 0.0:
+            continue
+        mean_experts = fmean(one.layer_experts)
+        for experts, layer_s in zip(one.layer_experts, one.layer_s, strict=True):
+            more = experts / mean_experts - 1.0
+            spread += more**2
+            together += more * (min(layer_s / middle_s, _INTERRUPTED) - 1.0)
+    return min(max(0.0, together / spread), 1.0)

@@ -50,6 +50,8 @@ def _of_header(header: TraceHeader) -> Iterator[str]:
         or not all(_is_count(size, 1) for size in header.record_bytes)
     ):
         yield "record_bytes"
+    if not _are_resident(header.resident, header):
+        yield "resident"
     yield from (
         name for name in ("model", "model_type", "layout", "device") if not isinstance(getattr(header, name), str)
     )
@@ -98,6 +100,16 @@ def _of_round(recorded: TraceRound, header: TraceHeader) -> Iterator[str]:
 def _are_of_layers(values: Any, is_one: Callable[[Any], bool], header: TraceHeader) -> bool:
     """[L - 1]"""
     return isinstance(values, list) and len(values) == header.num_layers - 1 and all(map(is_one, values))
+
+
+def _are_resident(resident: Any, header: TraceHeader) -> bool:
+    """[L]: distinct experts, together no more than slots."""
+    if not isinstance(resident, list) or len(resident) != header.num_layers:
+        return False
+    for experts in resident:
+        if not isinstance(experts, list) or not all(_is_count(one, 0, header.num_experts - 1) for one in experts):
+            return False
+    return sum(map(len, resident)) == sum(len(set(experts)) for experts in resident) <= header.num_slots
 
 
 def _is_route(experts: Any, header: TraceHeader, *, may_be_empty: bool) -> bool:
