@@ -103,6 +103,8 @@ def synthetic_trace(
         num_slots=max(1, num_records // 4) if num_slots is None else num_slots,
         device="cpu",
         link_bytes_per_s=LINK_BYTES_PER_S,
+        resident=[[] for _ in range(num_layers)],
+        draft_step_s=DRAFT_STEP_S,
         prompt_tok=32,
         options={"rows": 33, "prefetch": True},
     )
@@ -158,7 +160,8 @@ def _cut(accepted: Sequence[bool], depths: Sequence[int]) -> Iterator[_Cut]:
 def _measured(cut: _Cut, positions: Sequence[TracePosition], header: TraceHeader) -> TraceRound:
     """A round as a cache of random records would see it: it holds its share, and a twentieth of the rest is late."""
     rows = positions[cut.start : cut.start + cut.k + 1]
-    uses = sum(len({e for row in rows for e in row.true[layer]}) for layer in range(header.num_layers))
+    layers = range(header.num_layers)
+    uses = sum(len({e for row in rows for e in row.true[layer]}) for layer in layers)
     hits = uses * header.num_slots // (header.num_layers * header.num_experts)
     late = (uses - hits) // 20
     link_bytes = (uses - hits) * RECORD_BYTES
@@ -179,4 +182,6 @@ def _measured(cut: _Cut, positions: Sequence[TracePosition], header: TraceHeader
         verify_s=compute_s + stall_s,
         stall_s=stall_s,
         link_busy_s=busy_s,
+        layer_experts=[len({e for row in rows for e in row.true[layer]}) for layer in layers[:-1]],
+        layer_s=[VERIFY_LAYER_S] * (len(layers) - 1),
     )

@@ -14,7 +14,10 @@ from moespeq.decode.timeline import RoundTimes, write_timeline
 from moespeq.demo.assets import MODEL_FOLDER
 from moespeq.errors import TraceError
 
+Span = tuple[float, float]
+Lanes = dict[str, list[Span]]
 NUM_LAYERS, K = 8, 6
+ROUNDED_US = 0.15
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?"
 
 
@@ -53,23 +56,63 @@ def test_records_cross_the_link_while_the_draft_runs(recording: Recording) -> No
     assert overlapping
 
 
-def test_the_file_holds_every_span_in_microseconds_from_the_first_round_on(
-    recording: Recording, tmp_path: Path
-) -> None:
-    write_timeline(recording.times, tmp_path / "t.json")
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    spans = [event for event in events if event["ph"] == "X"]
-    counts = {name: sum(lanes[span["tid"]] == name for span in spans) for name in lanes.values()}
-    assert counts["round"] == len(recording.times)
-    assert counts["verify"] == NUM_LAYERS * len(recording.times)
-    assert counts["draft"] == sum(len(times.steps_s) for times in recording.times)
-    assert counts["link"] == sum(len(times.link.moves) for times in recording.times) > 0
-    assert spans[0]["ts"] == 0.0
-    assert all(span["dur"] >= 0 for span in spans)
-    first, last = recording.times[0], recording.times[-1]
-    end_us = max(span["ts"] + span["dur"] for span in spans if lanes[span["tid"]] == "round")
-    assert end_us == pytest.approx(1e6 * (last.end_s - first.begin_s), abs=1.0)
+@pytest.fixture(scope="module")
+def lanes(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Lanes:
+    """The spans of the written file, (begin, end) in microseconds, by the names of their lanes."""
+    path = tmp_path_factory.mktemp("timeline") / "t.json"
+    write_timeline(recording.times, path)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans: Lanes = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            spans[names[event["tid"]]].append((event["ts"], event["ts"] + event["dur"]))
+    return {name: sorted(of_lane) for name, of_lane in spans.items()}
+
+
+def copies_of(lanes: Lanes) -> list[Span]:
+    return [span for name, spans in lanes.items() if name.startswith("link") for span in spans]
+
+
+def meet(left: Span, right: Span) -> bool:
+    return left[0] < right[1] and right[0] < left[1]
+
+
+def test_the_file_holds_every_span_in_microseconds_from_the_first_round_on(recording: Recording, lanes: Lanes) -> None:
+    times = recording.times
+    assert list(lanes)[:5] == ["round", "draft", "verify", "waiting for the link", "link"]
+    assert len(lanes["round"]) == len(times)
+    assert len(lanes["verify"]) == NUM_LAYERS * len(times)
+    assert len(lanes["draft"]) == sum(len(one.steps_s) for one in times)
+    assert len(lanes["waiting for the link"]) == sum(len(one.link.stalls) for one in times) > 0
+    assert len(copies_of(lanes)) == sum(len(one.link.moves) for one in times) > 0
+    assert lanes["round"][0][0] == 0.0
+    assert all(begin <= end for spans in lanes.values() for begin, end in spans)
+    assert lanes["round"][-1][1] == pytest.approx(1e6 * (times[-1].end_s - times[0].begin_s), abs=1.0)
+
+
+def test_no_two_spans_of_a_lane_are_at_once(lanes: Lanes) -> None:
+    assert all(before[1] <= after[0] + ROUNDED_US for spans in lanes.values() for before, after in pairwise(spans)), (
+        "a viewer would nest or drop one of them"
+    )
+
+
+def test_copies_are_seen_beside_draft_steps_and_beside_verified_layers(lanes: Lanes) -> None:
+    copies = copies_of(lanes)
+    assert any(meet(copy, step) for copy in copies for step in lanes["draft"])
+    assert any(meet(copy, layer) for copy in copies for layer in lanes["verify"])
+    assert not any(meet(step, layer) for step in lanes["draft"] for layer in lanes["verify"])
+
+
+def test_each_wait_lies_in_a_verified_layer_and_is_one_for_copies(lanes: Lanes) -> None:
+    waits = lanes["waiting for the link"]
+    assert all(any(meet(wait, layer) for layer in lanes["verify"]) for wait in waits)
+    assert any(meet(wait, copy) for wait in waits for copy in copies_of(lanes))
+
+
+def test_each_step_and_layer_lies_in_its_round(lanes: Lanes) -> None:
+    for span in [*lanes["draft"], *lanes["verify"]]:
+        assert any(begin <= span[0] + ROUNDED_US and span[1] <= end + ROUNDED_US for begin, end in lanes["round"])
 
 
 def test_a_time_line_that_cannot_be_written_is_one_sentence(recording: Recording, tmp_path: Path) -> None:

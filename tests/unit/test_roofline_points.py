@@ -52,10 +52,10 @@ def test_the_chosen_depth_is_the_fastest_replayed_one(found: Roofline) -> None:
     assert found.paper_k > 0, "the paper counts nothing for a round without a draft"
 
 
-def test_a_run_that_never_drafted_has_one_depth() -> None:
+def test_a_run_that_never_drafted_is_asked_for_every_depth_too() -> None:
     found = roofline_points(synthetic_trace(num_positions=40, rounds_k=0))
-    assert [point.k for point in found.points] == [0]
-    assert found.best_k == 0
+    assert [point.k for point in found.points] == [0, 1, 2, 4, 8, 16, 32]
+    assert [point.k for point in found.measured] == [0]
 
 
 def test_a_trace_without_rounds_is_refused(trace: RoutingTrace) -> None:

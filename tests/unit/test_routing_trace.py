@@ -24,6 +24,8 @@ HEADER = TraceHeader(
     num_slots=3,
     device="cpu",
     link_bytes_per_s=1e9,
+    resident=[[0, 2], [1]],
+    draft_step_s=2e-3,
     prompt_tok=7,
     options={"k": 4, "prefetch": True},
 )
@@ -50,6 +52,8 @@ ROUND = TraceRound(
     verify_s=0.2,
     stall_s=0.05,
     link_busy_s=0.15,
+    layer_experts=[3],
+    layer_s=[0.01],
 )
 TRACE = RoutingTrace(HEADER, [POSITION, replace(POSITION, accepted=False)], [ROUND])
 
@@ -84,8 +88,8 @@ def rewritten(path: Path, old: bytes, new: bytes) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"schema":1', b'"schema":99', "schema 99 and this version reads 1"),
-        (b'"schema":1', b'"schema":null', "schema None and this version reads 1"),
+        (b'"schema":2', b'"schema":99', "schema 99 and this version reads 2"),
+        (b'"schema":2', b'"schema":null', "schema None and this version reads 2"),
         (b'"rounds":1', b'"rounds":2', "damaged or cut short"),
         (b'"positions":2,', b"", "damaged or cut short"),
         (b'"k":4,"acc', b'"deep":4,"acc', "damaged or cut short"),
@@ -125,7 +129,18 @@ def test_another_schema_and_damage_are_refused(old: bytes, new: bytes, message: 
         (b'"k":4,"acc', b'"k":0,"acc', "round 0: k"),
         (b'"committed":1', b'"committed":0', "round 0: committed"),
         (b'"verify_s":0.2', b'"verify_s":NaN', "round 0: verify_s"),
-        (b'"draft_s":0.1,"verify_s":0.2', b'"draft_s":0,"verify_s":0', "rounds that take no time"),
+        (b'"resident":[[0,2],[1]]', b'"resident":[[0,0],[1]]', "header: resident"),
+        (b'"resident":[[0,2],[1]]', b'"resident":[[0,4],[1]]', "header: resident"),
+        (b'"resident":[[0,2],[1]]', b'"resident":[[0,2],[1,2]]', "header: resident"),
+        (b'"resident":[[0,2],[1]]', b'"resident":[[0,2]]', "header: resident"),
+        (b'"layer_experts":[3]', b'"layer_experts":[5]', "round 0: layer_experts"),
+        (b'"layer_experts":[3]', b'"layer_experts":[]', "round 0: layer_experts"),
+        (b'"layer_s":[0.01]', b'"layer_s":[-1]', "round 0: layer_s"),
+        (b'"layer_s":[0.01]', b'"layer_s":0.01', "round 0: layer_s"),
+        (b'"draft_step_s":0.002', b'"draft_step_s":Infinity', "header: draft_step_s"),
+        (b'"hits":3,"late":1,"misses":2', b'"hits":0,"late":0,"misses":0', "rounds that ask for no expert"),
+        (b'"verify_s":0.2', b'"verify_s":0', "round 0: verify_s"),
+        (b'"verify_s":0.2', b'"verify_s":0.05', "rounds that only wait"),
         (b'"committed":1', b'"committed":2', "tokens and rounds do not add up"),
         (b'"positions":2', b'"positions":1', "damaged"),
         (b'"rounds":1', b'"rounds":0', "more lines than it says"),

@@ -15,8 +15,9 @@ from moespeq.cli.trace_tables import tables
 from moespeq.errors import TraceError
 from moespeq.replay import RoutingTrace, belady_misses
 from moespeq.replay.cache_study import lru_misses, study_cache
-from moespeq.replay.fidelity_study import RouteMatch, study_acceptance
+from moespeq.replay.fidelity_study import study_acceptance
 from moespeq.replay.findings import findings
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy, study_trace
 from synthetic_trace import synthetic_trace
 
@@ -145,7 +146,9 @@ def test_fidelity_and_acceptance_are_those_the_trace_was_made_with() -> None:
 def test_steps_share_out_all_positions_and_are_in_order() -> None:
     study = study_trace(synthetic_trace(acceptance=0.8, fidelity=0.9, rounds_k=[4, 8]))
     steps = study.acceptance.by_step
-    assert list(steps) == sorted(steps) == list(study.fidelity.draft_by_step)
+    assert list(steps) == sorted(steps) == list(study.fidelity.draft_by_step) == list(study.fidelity.ahead_by_step)
+    together = RouteMatch.together(list(study.fidelity.ahead_by_step.values()))
+    assert together.overlap == pytest.approx(study.fidelity.ahead.overlap)
     assert sum(step.num_drafts for step in steps.values()) == study.num_positions
     assert RouteMatch.together(list(study.fidelity.draft_by_step.values())).exact == pytest.approx(
         study.fidelity.draft.exact

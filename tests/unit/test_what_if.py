@@ -11,10 +11,16 @@ import pytest
 
 from measured_trace import TIMES, measured_trace
 from moespeq.errors import TraceError
-from moespeq.replay import RoutingTrace, TraceRound
+from moespeq.replay import RoutingTrace
 from moespeq.replay.rounds import rounds_of
 from moespeq.replay.timing import ComputeTimes
-from moespeq.replay.what_if import error_share, recorded_outcome, recorded_setting, replay_setting
+from moespeq.replay.what_if import (
+    error_share,
+    recorded_outcome,
+    recorded_setting,
+    replay_setting,
+    slots_at_first,
+)
 from moespeq.residency import Eviction
 from synthetic_trace import synthetic_trace
 
@@ -28,8 +34,14 @@ def recorded(rounds_k: int | tuple[int, ...] = 8, *, bytes_per_s: float = 12e9) 
     return measured_trace(trace, bytes_per_s=bytes_per_s)
 
 
-def a_round(num_experts: int, verify_s: float, *, k: int = 0, draft_s: float = 0.0, stall_s: float = 0.0) -> TraceRound:
-    return TraceRound(k, 0, 1, num_experts, 0, 0, 0, 0, draft_s, verify_s, stall_s, 0.0)
+def timed(*layers: tuple[int, float], verify_s: float | None = None, k: int = 0, draft_s: float = 0.0) -> RoutingTrace:
+    """Of one round whose layers, (experts, seconds), are all but the last, which took as long as their mean."""
+    seconds = [layer_s for _, layer_s in layers]
+    experts = [count for count, _ in layers]
+    total_s = sum(seconds) * (len(layers) + 1) / len(layers) if verify_s is None else verify_s
+    asked = round(sum(experts) * (len(layers) + 1) / len(layers))
+    one = replace(recorded().rounds[0], k=k, hits=asked, late=0, misses=0, draft_s=draft_s, verify_s=total_s + 5e-3)
+    return replace(recorded(), rounds=[replace(one, stall_s=5e-3, layer_experts=experts, layer_s=seconds)])
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8, 64])
@@ -74,27 +86,37 @@ def test_a_recorded_verdict_counts_up_to_its_depth_and_the_text_beyond() -> None
         assert {one.committed for one in rounds_of(told, 9, TIMES)} == beyond
 
 
-def test_compute_times_are_the_line_that_the_rounds_lie_on() -> None:
-    rounds = [a_round(n, 2e-3 + n * 1e-4 + 5e-3, stall_s=5e-3, k=1, draft_s=6e-3) for n in (10, 100, 400)]
-    times = ComputeTimes.of(rounds)
+def test_compute_times_are_the_line_that_the_layers_lie_on() -> None:
+    line = [(count, 2e-3 + count * 1e-4) for count in (2, 10, 40)]
+    times = ComputeTimes.of(timed(*line, k=1, draft_s=6e-3))
     assert times.draft_step_s == pytest.approx(3e-3)
-    assert times.expert_s == pytest.approx(1e-4, rel=0.02)
-    assert times.dense_s == pytest.approx(2e-3, rel=0.2)
+    assert times.expert_s == pytest.approx(1e-4, rel=0.05)
+    assert times.dense_s == pytest.approx(4 * 2e-3, rel=0.05)
 
 
-def test_rounds_that_are_all_alike_give_half_of_the_time_to_the_experts() -> None:
-    times = ComputeTimes.of([a_round(100, 8e-3)] * 3)
-    assert times.draft_step_s is None
+def test_an_interrupted_layer_says_little() -> None:
+    line = [(count, 2e-3 + count * 1e-4) for count in (2, 10, 40) for _ in range(3)]
+    assert ComputeTimes.of(timed(*line, (10, 5.0))).expert_s == pytest.approx(1e-4, rel=0.2)
+
+
+def test_layers_that_are_all_alike_give_half_of_the_time_to_the_experts() -> None:
+    times = ComputeTimes.of(timed(*[(10, 1e-3)] * 7))
+    assert times.draft_step_s == recorded().header.draft_step_s, "no round drafted, but the recorder did"
     assert times.dense_s == pytest.approx(4e-3)
-    assert times.expert_s == pytest.approx(4e-5)
+    assert times.expert_s == pytest.approx(5e-5)
 
 
-@pytest.mark.parametrize("verify_s", [(9e-3, 5e-3, 1e-3), (1e-4, 5e-3, 1e-2)])
-def test_noise_makes_no_time_negative(verify_s: tuple[float, ...]) -> None:
-    times = ComputeTimes.of([a_round(n, s) for n, s in zip((50, 60, 70), verify_s, strict=True)])
+def test_what_lies_outside_of_layers_is_dense() -> None:
+    times = ComputeTimes.of(timed(*[(10, 1e-3)] * 7, verify_s=9e-3))
+    assert (times.dense_s, times.expert_s) == (pytest.approx(5e-3), pytest.approx(5e-5))
+
+
+@pytest.mark.parametrize("layer_s", [(9e-3, 5e-3, 1e-3), (1e-4, 5e-3, 1e-2)])
+def test_noise_makes_no_time_negative(layer_s: tuple[float, ...]) -> None:
+    times = ComputeTimes.of(timed(*zip((50, 60, 70), layer_s, strict=True)))
     assert times.dense_s >= 0.0
     assert times.expert_s >= 0.0
-    assert times.dense_s + 60 * times.expert_s == pytest.approx(sum(verify_s) / 3)
+    assert times.dense_s + 4 * 60 * times.expert_s == pytest.approx(4 * sum(layer_s) / 3)
 
 
 @pytest.mark.parametrize("rounds_k", [0, 8, (8, 0, 3)])
@@ -147,9 +169,35 @@ def test_the_recorded_setting_is_what_the_header_says() -> None:
     assert (on_gpu.link.depth, on_gpu.is_eager) == (3, False)
 
 
-def test_a_trace_without_drafts_or_rounds_says_what_it_cannot_tell() -> None:
-    trace = recorded(0)
-    with pytest.raises(TraceError, match=r"never drafted.*record it with k=4"):
-        replay_setting(trace, replace(recorded_setting(trace), k=4))
+def test_a_run_that_never_drafted_foretells_one_that_did() -> None:
+    trace, other = recorded(0), recorded(3)
+    foretold = replay_setting(trace, replace(recorded_setting(trace), k=3))
+    assert abs(error_share(recorded_outcome(other), foretold)) < 0.15
+
+
+def test_a_trace_without_rounds_says_what_it_cannot_tell() -> None:
     with pytest.raises(TraceError, match=r"no round.*record a longer one"):
-        recorded_outcome(replace(trace, rounds=[]))
+        recorded_outcome(replace(recorded(), rounds=[]))
+
+
+def test_a_replay_starts_with_the_slots_that_the_recorded_run_had() -> None:
+    """All that its first round asks for is resident, so nothing crosses the link; and of fewer slots, some."""
+    trace = recorded()
+    first = rounds_of(trace, None, TIMES)[0]
+    one_round = replace(
+        trace,
+        positions=trace.positions[: first.committed + 1],
+        rounds=trace.rounds[:1],
+        header=replace(trace.header, num_slots=sum(map(len, first.true)), resident=first.true),
+    )
+    setting = recorded_setting(one_round)
+    plain = replace(setting, options=replace(setting.options, prefetch=False))
+    assert replay_setting(one_round, plain).bytes_per_tok == 0.0
+    assert replay_setting(one_round, replace(plain, num_slots=4)).bytes_per_tok > 0.0
+
+
+def test_more_slots_than_recorded_start_with_other_experts_of_every_layer() -> None:
+    header = replace(recorded().header, resident=[[3, 1], [], [2], []])
+    assert slots_at_first(header, 3) == [[3, 1], [], [2], []]
+    assert slots_at_first(header, 7) == [[3, 1, 0], [0], [2, 0], [0]]
+    assert [len(experts) for experts in slots_at_first(header, 1000)] == [header.num_experts] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,14 +12,14 @@ import typer
 from moespeq.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from moespeq.replay.policies import PolicyComparison
     from moespeq.replay.what_if import Outcome, Setting
 
 __all__ = ["command"]
 
-_NAME_WIDTH = 24
+_NAME_WIDTH, _WIDTH = 21, 80
 
 
 def command(
@@ -55,6 +56,7 @@ def command(
     from moespeq.cli.console import out, print_json
     from moespeq.replay import RoutingTrace
     from moespeq.replay.changes import Changes, neighbours
+    from moespeq.replay.extrapolation import extrapolations
     from moespeq.replay.policies import compare_policies
     from moespeq.replay.what_if import recorded_outcome, recorded_setting, replay_setting
 
@@ -67,54 +69,61 @@ def command(
     outcomes = {"recorded": recorded_outcome(recorded)}
     outcomes |= {name: replay_setting(recorded, setting) for name, setting in settings.items()}
     by_policy = compare_policies(recorded, asked) if policies else None
+    trusted = extrapolations(recorded, asked)
     if json:
-        print_json(_as_json(outcomes, settings, by_policy))
+        print_json(_as_json(outcomes, settings, by_policy, trusted))
         return
-    for line in _lines(outcomes, settings, by_policy):
+    for line in _lines(outcomes, settings, by_policy, trusted):
         out.print(line)
 
 
 def _lines(
-    outcomes: Mapping[str, Outcome], settings: Mapping[str, Setting], by_policy: PolicyComparison | None
+    outcomes: Mapping[str, Outcome],
+    settings: Mapping[str, Setting],
+    by_policy: PolicyComparison | None,
+    trusted: Sequence[str],
 ) -> list[str]:
-    """For people: how far off the replay is, a row for each setting, then what the settings are."""
-    lines, replayed = [_verdict(outcomes), "", f"{_HEAD}  x replayed"], outcomes["replayed"]
-    for name, outcome in outcomes.items():
-        lines.append(f"{_row(name, outcome)} {outcome.tok_per_s / replayed.tok_per_s:11.2f}")
-    lines += ["", *(f"{name:<{_NAME_WIDTH}}{_described(setting)}" for name, setting in settings.items())]
+    """For people: how far off the replay is, a row a setting, what the settings are, and what was not measured."""
+    replayed = outcomes["replayed"]
+    lines = [*_verdict(outcomes), "", _head("times")]
+    lines += [_row(name, one, one.tok_per_s / replayed.tok_per_s) for name, one in outcomes.items()]
+    lines += ["", *(_wrapped(name, _described(setting)) for name, setting in settings.items())]
+    lines += [_wrapped("extrapolated" if not number else "", said) for number, said in enumerate(trusted)]
     if by_policy is not None:
-        lines += ["", f"{_HEAD}  saved"]
-        lines += [f"{_row(one.name, one.outcome)} {one.saving_share:6.2f}" for one in by_policy.outcomes]
+        lines += ["", _head("saved"), *(_row(one.name, one.outcome, one.saving_share) for one in by_policy.outcomes)]
         bounds = by_policy.bounds
         lines += [
             "",
-            f"saved: 1.00 is Belady's rule, which knows the future, at {bounds.belady / 1e6:.3g} MB a token; "
-            f"0.00 is no cache, at {bounds.no_cache / 1e6:.3g}",
+            f"saved: 1.00 is Belady's rule, which knows the future, at {bounds.belady / 1e6:.3g} MB a token,",
+            f"0.00 no cache at all, at {bounds.no_cache / 1e6:.3g}",
         ]
     return lines
 
 
-def _verdict(outcomes: Mapping[str, Outcome]) -> str:
+def _verdict(outcomes: Mapping[str, Outcome]) -> list[str]:
     from moespeq.replay.what_if import TRUSTED_SHARE, error_share
 
     recorded, replayed = outcomes["recorded"], outcomes["replayed"]
     error = error_share(recorded, replayed)
     told = f"recorded {recorded.tok_per_s:.1f} tok/s, replayed {replayed.tok_per_s:.1f} ({round(100 * error):+d} %)"
     if abs(error) <= TRUSTED_SHARE:
-        return told
-    return f"{told}: more than {100 * TRUSTED_SHARE:.0f} % apart, so the rest is not to be trusted"
+        return [told]
+    return [told, f"That is more than {100 * TRUSTED_SHARE:.0f} % apart: the rest is not to be trusted."]
 
 
-_HEAD = f"{'':<{_NAME_WIDTH}}   tok/s  ms/tok  MB/tok    hit   late   miss  wasted  stall"
+def _head(compared: str) -> str:
+    return f"{'':<{_NAME_WIDTH}}   tok/s{compared:>8}  MB/tok    hit   late   miss wasted  stall"
 
 
-def _row(name: str, outcome: Outcome) -> str:
-    shares = (outcome.hit_share, outcome.late_share, outcome.miss_share)
-    wasted = "      -" if outcome.wasted_share is None else f"{100 * outcome.wasted_share:6.1f}%"
-    return (
-        f"{name:<{_NAME_WIDTH}}{outcome.tok_per_s:8.2f}{1e3 / outcome.tok_per_s:8.2f}{outcome.bytes_per_tok / 1e6:8.3g}"
-        f"{''.join(f'{100 * share:6.1f}%' for share in shares)} {wasted}{100 * outcome.stall_share:6.1f}%"
-    )
+def _row(name: str, outcome: Outcome, compared: float) -> str:
+    shares = (outcome.hit_share, outcome.late_share, outcome.miss_share, outcome.wasted_share, outcome.stall_share)
+    percents = "".join("      -" if share is None else f"{100 * share:6.1f}%" for share in shares)
+    megabytes = outcome.bytes_per_tok / 1e6
+    return f"{name:<{_NAME_WIDTH}}{outcome.tok_per_s:8.2f}{compared:8.2f}{megabytes:8.3g}{percents}"
+
+
+def _wrapped(name: str, text: str) -> str:
+    return fill(f"{name:<{_NAME_WIDTH}}{text}", _WIDTH, subsequent_indent=" " * _NAME_WIDTH)
 
 
 def _described(setting: Setting) -> str:
@@ -123,16 +132,19 @@ def _described(setting: Setting) -> str:
 
     depth = "k as recorded" if setting.k is None else f"k={setting.k}"
     rate = setting.link.bytes_per_s
-    link = f"{rate / 1e9:.3g} GB/s" if math.isfinite(rate) else "a link that nothing crossed"
+    link = f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
     return (
         f"{depth}, {setting.num_slots} slots of {format_bytes(max(setting.record_bytes))}, "
-        f"{link}, {policy_name(setting.options.eviction)}"
+        f"{link if math.isfinite(rate) else 'a link that nothing crossed'}, {policy_name(setting.options.eviction)}"
         f"{'' if setting.options.prefetch else ' without prefetch'}"
     )
 
 
 def _as_json(
-    outcomes: Mapping[str, Outcome], settings: Mapping[str, Setting], by_policy: PolicyComparison | None
+    outcomes: Mapping[str, Outcome],
+    settings: Mapping[str, Setting],
+    by_policy: PolicyComparison | None,
+    trusted: Sequence[str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -155,5 +167,6 @@ def _as_json(
             }
             for name, setting in settings.items()
         },
+        "extrapolated": list(trusted),
         "policies": None if by_policy is None else asdict(by_policy),
     }

@@ -9,7 +9,8 @@ from typing import TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from moespeq.replay.fidelity_study import RouteMatch, StepAcceptance
+from moespeq.replay.fidelity_study import StepAcceptance
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 __all__ = ["tables"]
@@ -55,11 +56,16 @@ def _percent(share: float) -> str:
 
 def _entropy(study: TraceStudy) -> Table:
     lines = [
-        (layers, f"{fmean(bits):.2f}", f"{fmean(2**each for each in bits):.1f}")
+        (
+            layers,
+            f"{fmean(bits):.2f}",
+            _percent(fmean(bits) / study.entropy.max_bits if study.entropy.max_bits else 1.0),
+            f"{fmean(2**each for each in bits):.1f}",
+        )
         for layers, bits in _bands(list(enumerate(study.entropy.bits)))
     ]
     title = f"Activation entropy, at most {study.entropy.max_bits:.2f} bits: {study.num_experts} experts alike"
-    return _table(title, ("layer", "bits", "experts alike"), lines)
+    return _table(title, ("layer", "bits", "% of most", "experts alike"), lines)
 
 
 def _reuse(study: TraceStudy) -> Table:
@@ -120,12 +126,15 @@ def _lookahead(match: RouteMatch) -> tuple[str, str]:
 
 
 def _steps(study: TraceStudy) -> Table:
-    lines = [
-        (steps, *_match(match := RouteMatch.together(band)), str(match.num_routes // study.num_layers))
-        for steps, band in _bands(list(study.fidelity.draft_by_step.items()))
-    ]
-    title = "Routes foretold by the INT4 draft, by draft step, in %"
-    return _table(title, ("step", "exact", "same\nset", "wrong", "over-\nlap", "tokens"), lines)
+    fidelity = study.fidelity
+    pairs = [(step, (draft, fidelity.ahead_by_step[step])) for step, draft in fidelity.draft_by_step.items()]
+    lines = []
+    for steps, band in _bands(pairs):
+        draft = RouteMatch.together([each for each, _ in band])
+        ahead = RouteMatch.together([each for _, each in band])
+        lines.append((steps, *_match(draft), *_lookahead(ahead), str(draft.num_routes // study.num_layers)))
+    columns = ("step", "exact", "same\nset", "wrong", "over-\nlap", "ahead:\nset", "over-\nlap", "tokens")
+    return _table("The same by draft step, and one layer ahead, in %", columns, lines)
 
 
 def _acceptance(study: TraceStudy) -> Table:

@@ -30,6 +30,10 @@ __all__ = ["Observer", "SpeculativeLoop"]
 class Observer(Protocol):
     """Looks on while one text is generated. Without one, nothing is kept for it."""
 
+    def hear_prompt(self, resident: Sequence[Sequence[int]]) -> None:
+        """The prompt is in the cache; [layer]: the experts that have slots now."""
+        ...
+
     def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
         """Rows from `position` on are committed; the target's routes, [layer][row][K], and when the round was."""
         ...
@@ -58,7 +62,7 @@ class _Round:
         """A verified layer's; a runner may keep this method, so it must not lead back to the loop that owns it."""
         self.target_routes.append(rows)
         if self.times is not None:
-            self.times.note_layer()
+            self.times.note_layer(rows)
 
 
 class SpeculativeLoop:
@@ -105,6 +109,8 @@ class SpeculativeLoop:
         self._link.measure()  # what happened between two texts is nobody's
         before, begin_s = self._residency.counters(), self._clock.now_s()
         *_, logits = self._prefill(prompt, num_logits=1)
+        if observer is not None:
+            observer.hear_prompt(self._resident())
         self._position = len(prompt) - 1
         moved = self._residency.counters().since(before)
         report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved, self._link.measure())
@@ -184,6 +190,14 @@ class SpeculativeLoop:
             logits = self._runner.prefill(chunk, place, num_logits=num_logits, on_ahead=on_ahead)
             self._residency.end_pass(1)
             yield logits
+
+    def _resident(self) -> list[list[int]]:
+        """[layer]: the experts in slots."""
+        num_experts = self._residency.cache.num_experts
+        experts: list[list[int]] = [[] for _ in range(self._residency.lookahead.num_layers)]
+        for record in sorted(self._residency.cache.resident):
+            experts[record // num_experts].append(record % num_experts)
+        return experts
 
     def _tell_observer(self, report: StepReport, link: LinkUse) -> None:
         times = self._round.times

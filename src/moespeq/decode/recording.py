@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -75,8 +76,11 @@ def record(engine: Engine, prompt: Prompt, *, progress: Progress | None = None, 
     stats = stream.result.stats
     if not stats.rounds:
         raise UsageError("The answer ended with its first token, before any round; ask for more tokens, or ignore EOS.")
-    trace = RoutingTrace(header_of(engine, observer.params, stats), observer.positions, rounds_of(stats))
-    return Recording(trace, stream.result, observer.times[: len(trace.rounds)])  # the last one nobody was shown
+    times = observer.times[: stats.rounds]  # the last one nobody was shown
+    header = header_of(
+        engine, observer.params, stats, resident=observer.resident, draft_step_s=median(observer.steps_s)
+    )
+    return Recording(RoutingTrace(header, observer.positions, rounds_of(stats.reports, times)), stream.result, times)
 
 
 def require_draft(options: LoadOptions) -> None:
@@ -109,9 +113,14 @@ class _RouteObserver:
         self._tell = tell
         self._first = -1  # position of the first generated token; none was heard of
         self._true: list[Routes] = []
+        self.resident: Sequence[Sequence[int]] = ()
         self.params: SamplingParams | None = None
         self.positions: list[TracePosition] = []
         self.times: list[RoundTimes] = []
+        self.steps_s: list[float] = []  # a draft step's, of each window along the finished text
+
+    def hear_prompt(self, resident: Sequence[Sequence[int]]) -> None:
+        self.resident = resident
 
     def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
         if not self._true:
@@ -149,8 +158,10 @@ class _RouteObserver:
         drafted: list[_Drafted] = []
         num_tok = len(text) - 1
         for begin, end in reversed(_windows(runner, self._first, num_tok)):
-            before = sampler.rewound(self._first + begin + 1)
+            before, clock = sampler.rewound(self._first + begin + 1), self.times[0].clock
+            begin_s = clock.now_s()
             drafted[:0] = _draft_along(runner, before, text[begin : end + 1])
+            self.steps_s.append((clock.now_s() - begin_s) / (end - begin))
             self._tell(len(drafted), num_tok, "drafting along the text")
             yield
         return drafted

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moespeq.replay.route_match import Match, match_of
 from moespeq.types import Cause, StepReport
 
 __all__ = ["GenerationStats", "RouteFidelity", "summarize"]
@@ -19,7 +20,7 @@ Routes = Sequence[int]
 class RouteFidelity:
     """How well the draft's routes foretold the target's, counted over (row, layer) pairs with equal input tokens.
 
-    exact: the same experts in the same order; same_set: another order; wrong: another expert.
+    exact, same_set, wrong: how often each of `Match` came up.
     """
 
     exact: int = 0
@@ -30,13 +31,13 @@ class RouteFidelity:
         """draft [step][layer] and target [layer][row]; the first `rows` rows had the same tokens before them."""
         for layer, rows_of_layer in enumerate(target):
             for step, true in enumerate(rows_of_layer[:rows]):
-                predicted = draft[step][layer]
-                if list(predicted) == list(true):
-                    self.exact += 1
-                elif set(predicted) == set(true):
-                    self.same_set += 1
-                else:
-                    self.wrong += 1
+                match match_of(draft[step][layer], true):
+                    case Match.EXACT:
+                        self.exact += 1
+                    case Match.SAME_SET:
+                        self.same_set += 1
+                    case Match.WRONG:
+                        self.wrong += 1
 
     def to_json(self) -> dict[str, int]:
         return {"exact": self.exact, "same_set": self.same_set, "wrong": self.wrong}

@@ -5,23 +5,35 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 from moespeq.decode.engine import Engine
+from moespeq.decode.link_meter import merge, overlap_s
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.statistics import GenerationStats
 from moespeq.decode.tier import residency_options
+from moespeq.decode.timeline import RoundTimes
 from moespeq.hardware.gpu import require_gpu
 from moespeq.replay import TraceHeader, TraceRound
 from moespeq.transfer import plain_record_bytes
+from moespeq.types import StepReport
 
 __all__ = ["header_of", "rounds_of"]
 
+_DIGITS = 7  # of seconds
 _LISTS = ("eos_token_ids", "stop")
 _NOT_KEPT = ("logits_processors", "seed")
 
 
-def header_of(engine: Engine, params: SamplingParams, stats: GenerationStats) -> TraceHeader:
+def header_of(
+    engine: Engine,
+    params: SamplingParams,
+    stats: GenerationStats,
+    *,
+    resident: Sequence[Sequence[int]],
+    draft_step_s: float,
+) -> TraceHeader:
     """The header of a generation that ended; bandwidth is 0 where nothing crossed the link."""
     manifest = engine.manifest
     is_plain = engine.options.records == "plain"
@@ -38,15 +50,28 @@ def header_of(engine: Engine, params: SamplingParams, stats: GenerationStats) ->
         num_slots=engine.plan.num_slots,
         device=require_gpu().name if engine.options.device == "cuda" else "cpu",
         link_bytes_per_s=stats.link_bytes / stats.link_busy_s if stats.link_busy_s > 0 else 0.0,
+        resident=resident,
+        draft_step_s=draft_step_s,
         prompt_tok=stats.prompt_tok,
         options=_options_in_effect(engine) | {"sampling": _sampling(params)},
     )
 
 
-def rounds_of(stats: GenerationStats) -> list[TraceRound]:
-    """The rounds as measured."""
-    names = [field.name for field in fields(TraceRound)]
-    return [TraceRound(**{name: getattr(report, name) for name in names}) for report in stats.reports]
+def rounds_of(reports: Sequence[StepReport], times: Sequence[RoundTimes]) -> list[TraceRound]:
+    """The rounds as measured, and when their parts were."""
+    names = [field.name for field in fields(TraceRound) if not field.name.startswith("layer_")]
+    return [
+        TraceRound(
+            **{name: getattr(report, name) for name in names}, layer_experts=one.experts[:-1], layer_s=_layer_s(one)
+        )
+        for report, one in zip(reports, times, strict=True)
+    ]
+
+
+def _layer_s(times: RoundTimes) -> list[float]:
+    """[L - 1], see TraceRound."""
+    stalls = merge(times.link.stalls)
+    return [round(end - begin - overlap_s([(begin, end)], stalls), _DIGITS) for begin, end in pairwise(times.layers_s)]
 
 
 def _mean_by_layer(record_bytes: Sequence[int], num_experts: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moespeq.figures.canvas import sheet
 from moespeq.replay.cache_study import CacheStudy
-from moespeq.replay.fidelity_study import RouteMatch
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def _draw_layers(study: TraceStudy, caption: str, path: Path) -> Path:
     with sheet(path, title=f"Routes foretold, by layer: {study.model}", caption=caption) as figure:
         panel = figure.subplots()
         bars = _stack(panel, range(study.num_layers), fidelity.draft_by_layer)
-        told = [(layer, 100 * match.right) for layer, match in enumerate(fidelity.ahead_by_layer) if match.num_routes]
-        layers, shares = [layer for layer, _ in told], [share for _, share in told]
-        line = panel.plot(layers, shares, "o-", markersize=3, color=_LOOKAHEAD, label="lookahead: right set")
+        line = _draw_lookahead(panel, dict(enumerate(fidelity.ahead_by_layer)))
         panel.set(ylabel="routes of the text (%)", ylim=(0, 100))
         _number_places(panel, "MoE layer", study.num_layers)
         _legend_above(panel, *bars, *line)
@@ -135,6 +133,7 @@ def _draw_steps(study: TraceStudy, caption: str, path: Path) -> Path:
     with sheet(path, title=title, caption=caption, width_in=9.0, height_in=3.8) as figure:
         routes, tokens = figure.subplots(1, 2)
         bars = _stack(routes, list(matches), list(matches.values()))
+        bars += _draw_lookahead(routes, study.fidelity.ahead_by_step)
         routes.set(ylabel="routes, all layers (%)", ylim=(0, 100))
         p = [100 * step.p for step in accepted.values()]
         error = [100 * (step.p * (1 - step.p) / step.num_drafts) ** 0.5 for step in accepted.values()]
@@ -145,8 +144,8 @@ def _draw_steps(study: TraceStudy, caption: str, path: Path) -> Path:
         tokens.set(ylabel="drafted tokens (%)", ylim=(0, 100))
         for panel in (routes, tokens):
             _number_places(panel, "draft step", max(steps) + 1)
-        _legend_above(routes, *bars)
-        _legend_above(tokens, kept, *sure)
+        _legend_above(routes, *bars, columns=2)
+        _legend_above(tokens, kept, *sure, columns=2)
     return path
 
 
@@ -161,6 +160,12 @@ def _stack(panel: Axes, places: Sequence[int], matches: Sequence[RouteMatch]) ->
     return bars
 
 
+def _draw_lookahead(panel: Axes, matches: Mapping[int, RouteMatch]) -> list[Drawn]:
+    told = {place: 100 * match.right for place, match in matches.items() if match.num_routes}
+    label = "one layer ahead: right set"
+    return [*panel.plot(list(told), list(told.values()), "o-", markersize=3, color=_LOOKAHEAD, label=label)]
+
+
 def _number_places(panel: Axes, label: str, count: int) -> None:
     """Whole numbers only, from the first place to the last."""
     from matplotlib.ticker import MaxNLocator
@@ -170,9 +175,9 @@ def _number_places(panel: Axes, label: str, count: int) -> None:
     panel.grid(visible=False, axis="x")
 
 
-def _legend_above(panel: Axes, *handles: Drawn) -> None:
+def _legend_above(panel: Axes, *handles: Drawn, columns: int = 5) -> None:
     """What is drawn, in this order, outside of the picture."""
-    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, handlelength=1.6)
+    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, handlelength=1.6)
 
 
 def _percents(shares: Sequence[float]) -> list[float]:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from moespeq.replay.route_match import RouteMatch, weighted_mean
 from moespeq.replay.routing_trace import RoutingTrace, TracePosition
 
 __all__ = [
     "ROUND_K",
     "AcceptanceStudy",
     "FidelityStudy",
-    "RouteMatch",
     "StepAcceptance",
     "study_acceptance",
     "study_fidelity",
@@ -27,39 +27,9 @@ ROUND_K = 8
 
 
 @dataclass(frozen=True, slots=True)
-class RouteMatch:
-    """Predicted routes P against true ones T, over num_routes tokens at a layer; exact + same_set + wrong = 1.
-
-    exact: the same experts in the same order; same_set: in another order; wrong: another expert among them;
-    overlap: |P & T| / |T|, a mean. All 0 where num_routes is.
-    """
-
-    exact: float
-    same_set: float
-    wrong: float
-    overlap: float
-    num_routes: int
-
-    @property
-    def right(self) -> float:
-        """Where a prefetch of P would have brought all of T, and nothing else: exact or the same set."""
-        return self.exact + self.same_set
-
-    @classmethod
-    def together(cls, parts: Sequence[RouteMatch]) -> RouteMatch:
-        """All routes of the parts."""
-        counts = [part.num_routes for part in parts]
-        exact, same_set, wrong, overlap = (
-            _weighted([getattr(part, name) for part in parts], counts)
-            for name in ("exact", "same_set", "wrong", "overlap")
-        )
-        return cls(exact, same_set, wrong, overlap, sum(counts))
-
-
-@dataclass(frozen=True, slots=True)
 class FidelityStudy:
     """draft, ahead: over all layers and positions; draft_by_layer, ahead_by_layer [L];
-    draft_by_step: draft step (TracePosition.step) -> over all layers.
+    draft_by_step, ahead_by_step: draft step (TracePosition.step) -> over all layers, both of the same rows.
     """
 
     draft: RouteMatch
@@ -67,6 +37,7 @@ class FidelityStudy:
     draft_by_layer: Sequence[RouteMatch]
     ahead_by_layer: Sequence[RouteMatch]
     draft_by_step: dict[int, RouteMatch]
+    ahead_by_step: dict[int, RouteMatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +53,7 @@ class StepAcceptance:
         """All drafts of the parts."""
         counts = [part.num_drafts for part in parts]
         p, confidence = ([getattr(part, name) for part in parts] for name in ("p", "confidence"))
-        return cls(_weighted(p, counts), _weighted(confidence, counts), sum(counts))
+        return cls(weighted_mean(p, counts), weighted_mean(confidence, counts), sum(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +74,21 @@ class AcceptanceStudy:
 def study_fidelity(trace: RoutingTrace) -> FidelityStudy:
     """The draft's routes and the predictor's against the target's."""
     positions, layers = trace.positions, range(trace.header.num_layers)
-    draft_by_layer = [_match((each.draft[layer], each.true[layer]) for each in positions) for layer in layers]
-    ahead_by_layer = [_match((each.ahead[layer], each.true[layer]) for each in positions) for layer in layers]
+    draft_by_layer = [RouteMatch.of((each.draft[layer], each.true[layer]) for each in positions) for layer in layers]
+    ahead_by_layer = [RouteMatch.of((each.ahead[layer], each.true[layer]) for each in positions) for layer in layers]
     return FidelityStudy(
         draft=RouteMatch.together(draft_by_layer),
         ahead=RouteMatch.together(ahead_by_layer),
         draft_by_layer=draft_by_layer,
         ahead_by_layer=ahead_by_layer,
-        draft_by_step={
-            step: _match(pair for each in at_step for pair in zip(each.draft, each.true, strict=True))
-            for step, at_step in _by_step(positions).items()
-        },
+        draft_by_step={step: _match_all(at_step, "draft") for step, at_step in _by_step(positions).items()},
+        ahead_by_step={step: _match_all(at_step, "ahead") for step, at_step in _by_step(positions).items()},
     )
+
+
+def _match_all(positions: Iterable[TracePosition], guess: str) -> RouteMatch:
+    """Over all layers."""
+    return RouteMatch.of(pair for each in positions for pair in zip(getattr(each, guess), each.true, strict=True))
 
 
 def study_acceptance(trace: RoutingTrace) -> AcceptanceStudy:
@@ -156,26 +130,3 @@ def _by_step(positions: Iterable[TracePosition]) -> dict[int, list[TracePosition
 def _confidence(positions: Iterable[TracePosition], *, accepted: bool) -> float | None:
     values = [each.confidence for each in positions if each.accepted == accepted]
     return fmean(values) if values else None
-
-
-def _match(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> RouteMatch:
-    """Over (predicted, true); pairs without a prediction do not count."""
-    exact = same_set = num_routes = 0
-    overlap = 0.0
-    for predicted, true in pairs:
-        if not predicted:
-            continue
-        num_routes += 1
-        shared = len(set(predicted).intersection(true))
-        overlap += shared / len(true)
-        if list(predicted) == list(true):
-            exact += 1
-        elif shared == len(true) == len(predicted):
-            same_set += 1
-    total = max(1, num_routes)
-    wrong = num_routes - exact - same_set
-    return RouteMatch(exact / total, same_set / total, wrong / total, overlap / total, num_routes)
-
-
-def _weighted(values: Sequence[float], counts: Sequence[int]) -> float:
-    return sum(value * count for value, count in zip(values, counts, strict=True)) / max(1, sum(counts))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from moespeq.replay.cache_study import CacheStudy
-from moespeq.replay.fidelity_study import ROUND_K, RouteMatch, StepAcceptance
+from moespeq.replay.fidelity_study import ROUND_K, StepAcceptance
+from moespeq.replay.route_match import RouteMatch
 from moespeq.replay.study import TraceStudy
 
 __all__ = ["findings"]
@@ -109,7 +110,7 @@ def _layers(study: TraceStudy) -> str:
 
 def _steps(study: TraceStudy) -> str:
     steps = list(study.fidelity.draft_by_step.items())
-    half = (len(steps) + 1) // 2
+    half, ahead = (len(steps) + 1) // 2, study.fidelity.ahead
     near = RouteMatch.together([match for _, match in steps[:half]])
     if len(steps) == 1:
         return f"Only step {steps[0][0]} was recorded: its routes are right {near.right:.1%} of the time."
@@ -117,6 +118,8 @@ def _steps(study: TraceStudy) -> str:
     if min(near.num_routes, far.num_routes) < _FEW_TOK * study.num_layers:
         return f"{near.right:.1%} of routes are right near a verify; too few tokens lie far from one to compare."
     spans = f"{near.right:.1%} of routes are right up to step {steps[half - 1][0]} and {far.right:.1%} beyond"
+    if ahead.num_routes:
+        spans += f" (one layer ahead: {ahead.right:.1%})"
     if near.right - far.right < _STEADY:
         return f"{spans}: drafting further does not make a prefetch worse."
     return f"{spans}: far ahead a prefetch goes wrong {(1 - far.right) / max(1e-9, 1 - near.right):.1f} times as often."

@@ -90,11 +90,8 @@ def roofline_points(trace: RoutingTrace) -> Roofline:
 
 
 def _depths(trace: RoutingTrace) -> list[int]:
-    """0, 1, 2, 4, ... up to what the recorded rows allow; only 0 where the run never drafted."""
-    deepest = max(one.k for one in trace.rounds)
-    if not deepest:
-        return [0]
-    deepest = max(deepest, trace.header.options.get("rows", 1) - 1)
+    """0, 1, 2, 4, ... up to what the recorded rows allow."""
+    deepest = max(max(one.k for one in trace.rounds), trace.header.options.get("rows", 1) - 1)
     powers = [1 << exponent for exponent in range(deepest.bit_length())]
     return sorted({0, *powers, deepest})
 

@@ -74,12 +74,11 @@ def _round(trace: RoutingTrace, cut: _Cut, times: ComputeTimes) -> RoundTrace:
     rows = trace.positions[cut.start : cut.start + cut.k + 1]
     layers = range(trace.header.num_layers)
     true = [list(dict.fromkeys(expert for row in rows for expert in row.true[layer])) for layer in layers]
-    assert not cut.k or times.draft_step_s is not None, "a draft step of unknown length"
     return RoundTrace(
         draft=[row.draft for row in rows] if cut.k else [],
         true=true,
         committed=cut.committed,
-        draft_step_s=times.draft_step_s or 0.0,
+        draft_step_s=times.draft_step_s,
         verify_layer_s=times.expert_s * sum(map(len, true)) / len(layers),
         dense_layer_s=times.dense_s / len(layers),
     )

@@ -23,7 +23,7 @@ from moespeq.replay.trace_check import find_fault
 
 __all__ = ["SCHEMA", "Routes", "RoutingTrace", "TraceHeader", "TracePosition", "TraceRound"]
 
-SCHEMA = 1
+SCHEMA = 2
 Routes = Sequence[Sequence[int]]
 """[L][K]: the experts of one token at every MoE layer, most probable first."""
 
@@ -36,7 +36,9 @@ class TraceHeader:
     """What was run, where, and how.
 
     record_bytes [L]: of one expert's record, as it crossed the link, a layer's mean; link_bytes_per_s: bytes over busy
-    time of the recorded run; options: those of the engine that decide bytes and time, as they were in effect.
+    time of the recorded run; resident [L]: the experts that had slots when the first round began; draft_step_s: of a
+    step along the finished text, with an idle link; options: those of the engine that decide bytes and time, as they
+    were in effect.
     """
 
     model: str
@@ -51,6 +53,8 @@ class TraceHeader:
     num_slots: int
     device: str
     link_bytes_per_s: float
+    resident: Sequence[Sequence[int]]
+    draft_step_s: float
     prompt_tok: int
     options: dict[str, Any]
 
@@ -77,7 +81,11 @@ class TracePosition:
 
 @dataclass(frozen=True, slots=True)
 class TraceRound:
-    """One round of the recorded run as measured; k = 0: nothing was drafted. See types.StepReport."""
+    """One round of the recorded run as measured; k = 0: nothing was drafted. See types.StepReport.
+
+    layer_experts, layer_s [L - 1]: how many distinct experts a layer asked for, and the seconds from when its routes
+    were known until the next layer's were, without those it waited for the link.
+    """
 
     k: int
     accepted: int
@@ -91,6 +99,8 @@ class TraceRound:
     verify_s: float
     stall_s: float
     link_busy_s: float
+    layer_experts: Sequence[int]
+    layer_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)

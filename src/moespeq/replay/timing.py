@@ -3,51 +3,69 @@
 A verify's time without its stalls is a straight line over the distinct experts its layers asked for: attention, router
 and dense weights cost the same for every depth (a pass has all its rows, live or not), and each expert once more, to be
 decoded and multiplied. The line goes through the mean of the recorded rounds, so their sum is kept whatever its slope.
-Rounds of one depth ask for nearly equally many experts and say little of the slope, so it is drawn to the middle of
-what is possible, half of the time for the experts, as far as the rounds are alike. What the host adds is in it.
+
+The slope is that of single layers, which differ in the experts they ask for even where the rounds are of one depth.
+Each is compared with the others of its round, in shares of the round's: what slows a whole round down, such as another
+program on the same cores, takes no part, and an interrupted layer little. Layers that are all alike (without a draft
+each asks for K) say nothing of the slope; as far as they are, it is drawn to the middle of what is possible, half of
+the time for the experts. What the host adds is in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
-from moespeq.replay.routing_trace import TraceRound
+from moespeq.replay.routing_trace import RoutingTrace, TraceRound
 
 __all__ = ["ComputeTimes"]
 
-_ALIKE_SHARE = 0.1  # rounds whose experts spread so far about their mean say half of the slope
+_DRAWN = 0.1  # how much a half weighs: as a layer that asked for a third more experts than its round
+_INTERRUPTED = 3.0  # times the middle layer of its round; what took longer counts as so much
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTimes:
-    """draft_step_s: None where no round drafted; dense_s: of a verify without experts; expert_s: each of them more."""
+    """dense_s: of a verify without experts; expert_s: each of them more."""
 
-    draft_step_s: float | None
+    draft_step_s: float
     dense_s: float
     expert_s: float
 
     @classmethod
-    def of(cls, rounds: Sequence[TraceRound]) -> ComputeTimes:
-        """Of at least one round."""
-        drafted = [one for one in rounds if one.k]
-        num_steps = sum(one.k + 1 for one in drafted)
-        experts = [float(one.hits + one.late + one.misses) for one in rounds]
-        compute_s = [max(0.0, one.verify_s - one.stall_s) for one in rounds]
-        expert_s = _slope(experts, compute_s)
+    def of(cls, trace: RoutingTrace) -> ComputeTimes:
+        """Of a trace with at least one round."""
+        rounds = trace.rounds
+        num_steps = sum(one.k + 1 for one in rounds if one.k)
+        draft_s = sum(one.draft_s for one in rounds if one.k)
+        mean_experts = fmean(one.hits + one.late + one.misses for one in rounds)
+        compute_s = fmean(max(0.0, one.verify_s - one.stall_s) for one in rounds)
+        expert_s = min(_share_of_experts(rounds) * _layer_s_per_expert(rounds), compute_s / mean_experts)
         return cls(
-            draft_step_s=sum(one.draft_s for one in drafted) / num_steps if drafted else None,
-            dense_s=max(0.0, fmean(compute_s) - expert_s * fmean(experts)),
+            draft_step_s=draft_s / num_steps if num_steps else trace.header.draft_step_s,
+            dense_s=compute_s - expert_s * mean_experts,
             expert_s=expert_s,
         )
 
 
-def _slope(experts: Sequence[float], compute_s: Sequence[float]) -> float:
-    """Seconds an expert: least squares, drawn to the middle, from 0 to where nothing is left for the dense part."""
-    mean_experts, mean_s = fmean(experts), fmean(compute_s)
-    steepest = mean_s / mean_experts
-    spread = sum((x - mean_experts) ** 2 for x in experts)
-    together = sum((x - mean_experts) * (y - mean_s) for x, y in zip(experts, compute_s, strict=True))
-    drawn = len(experts) * (_ALIKE_SHARE * mean_experts) ** 2
-    return min(max(0.0, (together + drawn * steepest / 2) / (spread + drawn)), steepest)
+def _layer_s_per_expert(rounds: Sequence[TraceRound]) -> float:
+    """Of the middle layer of each round; 0 where a model has one layer only, and none was timed."""
+    seconds = sum(median(one.layer_s) for one in rounds if one.layer_s)
+    experts = sum(fmean(one.layer_experts) for one in rounds if one.layer_s)
+    return seconds / experts if experts else 0.0
+
+
+def _share_of_experts(rounds: Sequence[TraceRound]) -> float:
+    """Of a layer's time, what grows with its experts: least squares within the rounds, drawn to a half; 0 to 1."""
+    spread, together = _DRAWN, _DRAWN / 2
+    for one in rounds:
+        middle_s = median(one.layer_s) if one.layer_s else 0.0
+        if middle_s == 0.0:
+            continue
+        mean_experts = fmean(one.layer_experts)
+        for experts, layer_s in zip(one.layer_experts, one.layer_s, strict=True):
+            more = experts / mean_experts - 1.0
+            spread += more**2
+            together += more * (min(layer_s / middle_s, _INTERRUPTED) - 1.0)
+    return min(max(0.0, together / spread), 1.0)

@@ -6,7 +6,7 @@ Shapes: L MoE layers, K experts a token, E experts a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,11 +30,13 @@ def _faults(trace: RoutingTrace) -> Iterator[str]:
     for number, position in enumerate(trace.positions):
         yield from (f"token {number}: {name}" for name in _of_position(position, header))
     for number, recorded in enumerate(trace.rounds):
-        yield from (f"round {number}: {name}" for name in _of_round(recorded))
+        yield from (f"round {number}: {name}" for name in _of_round(recorded, header))
     if trace.rounds and sum(one.committed for one in trace.rounds) != len(trace.positions) - 1:
         yield "tokens and rounds do not add up"
-    if trace.rounds and not any(one.draft_s + one.verify_s for one in trace.rounds):
-        yield "rounds that take no time"
+    if trace.rounds and not any(one.verify_s > one.stall_s for one in trace.rounds):
+        yield "rounds that only wait"
+    if trace.rounds and not any(one.hits + one.late + one.misses for one in trace.rounds):
+        yield "rounds that ask for no expert"
 
 
 def _of_header(header: TraceHeader) -> Iterator[str]:
@@ -48,11 +50,12 @@ def _of_header(header: TraceHeader) -> Iterator[str]:
         or not all(_is_count(size, 1) for size in header.record_bytes)
     ):
         yield "record_bytes"
+    if not _are_resident(header.resident, header):
+        yield "resident"
     yield from (
         name for name in ("model", "model_type", "layout", "device") if not isinstance(getattr(header, name), str)
     )
-    if not _is_number(header.link_bytes_per_s):
-        yield "link_bytes_per_s"
+    yield from (name for name in ("link_bytes_per_s", "draft_step_s") if not _is_number(getattr(header, name)))
     if not isinstance(header.options, dict):
         yield "options"
         return
@@ -79,15 +82,36 @@ def _of_position(position: TracePosition, header: TraceHeader) -> Iterator[str]:
             yield name
 
 
-def _of_round(recorded: TraceRound) -> Iterator[str]:
+def _of_round(recorded: TraceRound, header: TraceHeader) -> Iterator[str]:
     counts = ("k", "accepted", "hits", "late", "misses", "link_bytes", "used_bytes")
     yield from (name for name in counts if not _is_count(getattr(recorded, name), 0))
     seconds = ("draft_s", "verify_s", "stall_s", "link_busy_s")
     yield from (name for name in seconds if not _is_number(getattr(recorded, name)))
+    if recorded.verify_s == 0:
+        yield "verify_s"
     if recorded.k >= _MOST_ROWS or recorded.accepted > recorded.k:
         yield "k"
     if not _is_count(recorded.committed, 1, recorded.accepted + 1):
         yield "committed"
+    if not _are_of_layers(recorded.layer_experts, lambda one: _is_count(one, 1, header.num_experts), header):
+        yield "layer_experts"
+    if not _are_of_layers(recorded.layer_s, _is_number, header):
+        yield "layer_s"
+
+
+def _are_of_layers(values: Any, is_one: Callable[[Any], bool], header: TraceHeader) -> bool:
+    """[L - 1]"""
+    return isinstance(values, list) and len(values) == header.num_layers - 1 and all(map(is_one, values))
+
+
+def _are_resident(resident: Any, header: TraceHeader) -> bool:
+    """[L]: distinct experts, together no more than slots."""
+    if not isinstance(resident, list) or len(resident) != header.num_layers:
+        return False
+    for experts in resident:
+        if not isinstance(experts, list) or not all(_is_count(one, 0, header.num_experts - 1) for one in experts):
+            return False
+    return sum(map(len, resident)) == sum(len(set(experts)) for experts in resident) <= header.num_slots
 
 
 def _is_route(experts: Any, header: TraceHeader, *, may_be_empty: bool) -> bool:

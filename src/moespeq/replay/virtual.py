@@ -107,4 +107,4 @@ class VirtualMover:
             end_s = max(begin_s + self._link.latency_s, self._ends_s[-1]) + moving_s
             self._ends_s.append(end_s)
             self.busy_s += moving_s
-            self._moving.append((end_s, Completion(fetch, end_s - submitted_s)))
+            self._moving.append((end_s, Completion(fetch, end_s - submitted_s, ended_s=end_s)))

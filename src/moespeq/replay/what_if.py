@@ -3,7 +3,8 @@
 A *setting* is what may differ between two replays of one trace; compute times are the trace's own. The replay of the
 recorded setting is compared with what was measured: only a model that finds the past is asked about the future.
 
-The slots of a replay start as a prompt leaves them, which a trace does not hold: every expert was used once.
+The slots of a replay start as the recorded prompt left them. What more slots would have held a trace does not say: they
+start with other experts, as many of each layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from moespeq.errors import TraceError
 from moespeq.replay.driver import Trace
 from moespeq.replay.driver import replay as replay_rounds
 from moespeq.replay.rounds import rounds_of
-from moespeq.replay.routing_trace import RoutingTrace, TraceRound
+from moespeq.replay.routing_trace import RoutingTrace, TraceHeader, TraceRound
 from moespeq.replay.timing import ComputeTimes
 from moespeq.replay.virtual import LinkModel
 from moespeq.residency import Eviction, ResidencyOptions
@@ -30,6 +31,7 @@ __all__ = [
     "recorded_setting",
     "replay_setting",
     "routed",
+    "slots_at_first",
 ]
 
 TRUSTED_SHARE = 0.15
@@ -136,14 +138,25 @@ def replay_setting(trace: RoutingTrace, setting: Setting, times: ComputeTimes | 
 
 def routed(trace: RoutingTrace, setting: Setting, times: ComputeTimes | None = None) -> Trace:
     """The rounds that a setting cuts a trace into, and the prompt before them. As replay_setting takes and raises."""
-    rounds, header = _require_rounds(trace), trace.header
-    chosen = ComputeTimes.of(rounds) if times is None else times
-    if setting.k and chosen.draft_step_s is None:
-        raise TraceError(
-            f"The recorded run never drafted, so what a draft step takes is unknown; record it with k={setting.k}."
-        )
-    every = [range(header.num_experts)] * header.num_layers
-    return Trace(header.num_layers, header.num_experts, rounds_of(trace, setting.k, chosen), prompt=every)
+    _require_rounds(trace)
+    chosen, header = ComputeTimes.of(trace) if times is None else times, trace.header
+    prompt = slots_at_first(header, setting.num_slots)
+    return Trace(header.num_layers, header.num_experts, rounds_of(trace, setting.k, chosen), prompt)
+
+
+def slots_at_first(header: TraceHeader, num_slots: int) -> list[list[int]]:
+    """[L]: the experts that the recorded prompt left in the slots, and others where there is more room."""
+    known = [set(experts) for experts in header.resident]
+    others = [
+        (layer, expert)
+        for expert in range(header.num_experts)
+        for layer in range(header.num_layers)
+        if expert not in known[layer]
+    ]
+    experts = [list(one) for one in header.resident]
+    for layer, expert in others[: max(0, num_slots - sum(map(len, known)))]:
+        experts[layer].append(expert)
+    return experts
 
 
 def error_share(recorded: Outcome, replayed: Outcome) -> float:
