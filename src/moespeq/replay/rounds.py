@@ -15,14 +15,14 @@ cuts them at its limit; that it cuts them at the edges of length buckets too is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moespeq.replay.driver import RoundTrace
 from moespeq.replay.routing_trace import RoutingTrace
 from moespeq.replay.timing import ComputeTimes
 
-__all__ = ["rounds_of"]
+__all__ = ["round_at", "rounds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ def rounds_of(trace: RoutingTrace, k: int | None, times: ComputeTimes) -> list[R
     return [_round(trace, cut, times) for cut in cuts]
 
 
+def round_at(trace: RoutingTrace, start: int, k: int, verdicts: Sequence[bool], times: ComputeTimes) -> RoundTrace:
+    """The round of depth `k` from token `start` on, cut where the text ends; verdicts: is_accepted of every token."""
+    return _round(trace, _cut_at(verdicts, start, k), times)
+
+
 def _recorded_cuts(trace: RoutingTrace) -> Iterator[_Cut]:
     start, last = 0, len(trace.positions) - 1
     for one in trace.rounds:
@@ -47,13 +52,18 @@ def _recorded_cuts(trace: RoutingTrace) -> Iterator[_Cut]:
         start += one.committed
 
 
-def _cuts(verdicts: list[bool], k: int) -> Iterator[_Cut]:
+def _cuts(verdicts: Sequence[bool], k: int) -> Iterator[_Cut]:
     start, last = 0, len(verdicts) - 1
     while start < last:
-        depth = min(k, last - start - 1)
-        accepted = next((step for step in range(depth) if not verdicts[start + step]), depth)
-        yield _Cut(start, depth, accepted + 1)
-        start += accepted + 1
+        cut = _cut_at(verdicts, start, k)
+        yield cut
+        start += cut.committed
+
+
+def _cut_at(verdicts: Sequence[bool], start: int, k: int) -> _Cut:
+    depth = min(k, len(verdicts) - start - 2)
+    accepted = next((step for step in range(depth) if not verdicts[start + step]), depth)
+    return _Cut(start, depth, accepted + 1)
 
 
 def _verdicts(trace: RoutingTrace, k: int) -> list[bool]:
