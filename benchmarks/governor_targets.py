@@ -3,10 +3,14 @@
     python benchmarks/governor_targets.py --shape qwen1.5-moe --easy TRACE... --sampled TRACE... [--num-tok 1000]
         [--hard-chance 0.4] [--depths 0,1,2,...,32] [--slot-share 0.25] [--link-bytes-per-s 55e9] ...
 
-Easy text is greedy, sampled text has temperature 1; each is its traces one after the other. The seeds' drafts are right
-on any text, at temperature 1.6 too, so hard text is the easy one, a token of it accepted by a draw of --hard-chance;
-alternating changes between the two every 200 tokens; on wrong nothing is accepted. Bytes and times are those of
-replay_targets.py, computing as measured at the deepest of the depths. On demand: one row, plain records, no base, LRU.
+Easy text is greedy, sampled text has temperature 1: their traces one after the other, cut into texts of --num-tok. Where
+rounds happen to begin decides several percent of a fixed depth's time on one text, so depths are compared by all texts
+together. The seeds' drafts are right on any text, at temperature 1.6 too, so hard text is the easy one, a token of it
+accepted by a draw of --hard-chance; alternating changes between the two every 200 tokens; on wrong nothing is accepted.
+Bytes and times are those of replay_targets.py, computing as measured at the deepest of the depths. On demand: one row,
+plain records, no base, LRU.
+
+A fixed depth more than a fifth slower than the best shallower one ends the search for the best.
 
 loss: seconds more than the best fixed depth took; against 0: than k = 0 took, over the worst 1,000 tokens; trials: what
 the governor counts as lost on them, of the time. Kind: study; the last line is JSON.
@@ -17,10 +21,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
+from statistics import fmean
 
 from moespeq.replay import RoutingTrace
 from moespeq.replay.governed import replay_governed
@@ -32,6 +37,7 @@ from replay_targets import PLAIN_BITS, scaled_setting
 
 BASE_BITS = 4.25
 STRETCH_TOK = 200
+HOPELESS = 1.2
 MOST_LOSS, MOST_AGAINST_PLAIN, MOST_TRIALS = 0.03, 0.02, 0.01
 
 
@@ -45,8 +51,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Played:
+    """A text decoded to its end."""
+
+    reports: Sequence[StepReport]
+    trials_lost_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(report.draft_s + report.verify_s for report in self.reports)
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
-    """One workload. Shares are of time: 0.01 is 1 %."""
+    """One workload, all its texts. Shares are of time: 0.01 is 1 %."""
 
     workload: str
     num_tok: int
@@ -80,42 +98,100 @@ def workloads(easy: RoutingTrace, sampled: RoutingTrace, hard_chance: float, see
     ]
 
 
-def stitched(paths: Sequence[Path], num_tok: int) -> RoutingTrace:
-    """The first `num_tok` tokens after the first of all traces, one after the other."""
+def texts_of(paths: Sequence[Path], num_tok: int) -> list[RoutingTrace]:
+    """Texts of `num_tok` tokens after their first one, from all traces one after the other; one if they are shorter."""
     traces = [RoutingTrace.read(path) for path in paths]
-    positions = list(chain.from_iterable(trace.positions for trace in traces))[: num_tok + 1]
-    return replace(traces[0], positions=positions)
+    positions = list(chain.from_iterable(trace.positions for trace in traces))
+    starts = range(0, max(1, len(positions) - num_tok), num_tok)
+    return [replace(traces[0], positions=positions[start : start + num_tok + 1]) for start in starts]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A text decoded to its end."""
+
+    reports: Sequence[StepReport]
+    trials_lost_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(report.draft_s + report.verify_s for report in self.reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One workload, all its texts. Shares are of time: 0.01 is 1 %."""
+
+    workload: str
+    num_tok: int
+    tok_per_s: float
+    mean_k: float
+    best_k: int
+    best_tok_per_s: float
+    plain_tok_per_s: float
+    on_demand_tok_per_s: float
+    loss: float
+    against_plain: float
+    trials: float
+
+    @property
+    def is_reached(self) -> bool:
+        return self.loss <= MOST_LOSS and self.against_plain <= MOST_AGAINST_PLAIN and self.trials <= MOST_TRIALS
+
+
+def workloads(easy: RoutingTrace, sampled: RoutingTrace, hard_chance: float, seed: int = 0) -> list[Workload]:
+    """Texts of equal length."""
+    draw = random.Random(seed)
+    foretold = [position.accepted for position in easy.positions]
+    hard = [is_accepted and draw.random() < hard_chance for is_accepted in foretold]
+    turns = [hard[at] if at // STRETCH_TOK % 2 else foretold[at] for at in range(len(foretold))]
+    return [
+        Workload("easy", easy, foretold),
+        Workload("hard", easy, hard),
+        Workload("sampled", sampled, [position.accepted for position in sampled.positions]),
+        Workload("alternating", easy, turns),
+        Workload("wrong", easy, [False] * len(foretold)),
+    ]
+
+
+def rotations(paths: Sequence[Path], num_tok: int) -> list[RoutingTrace]:
+    """The first `num_tok` tokens after the first of all traces, one after the other, beginning with each of them."""
+    traces = [RoutingTrace.read(path) for path in paths]
+    turned = [[*traces[at:], *traces[:at]] for at in range(len(traces))]
+    texts = [list(chain.from_iterable(trace.positions for trace in order)) for order in turned]
+    return [replace(traces[0], positions=text[: num_tok + 1]) for text in texts]
 
 
 def measure(
-    workload: Workload,
-    setting: Setting,
-    on_demand: Setting,
-    times: ComputeTimes,
-    depths: Sequence[int],
-    governor: Callable[[int], AmortizingDepth] = lambda k_max: AmortizingDepth(GovernorOptions(k_max=k_max)),
+    texts: Sequence[Workload], setting: Setting, on_demand: Setting, times: ComputeTimes, depths: Sequence[int]
 ) -> Figures:
-    """The adaptive depth, each fixed one and the on-demand baseline on one workload."""
+    """The adaptive depth, fixed ones and the on-demand baseline on the texts of one workload; depths begin with 0."""
 
-    def play(chooser: Governor, played: Setting = setting) -> list[StepReport]:
-        return replay_governed(workload.trace, workload.verdicts, chooser, played, times, most_k=max(depths))
+    def play(text: Workload, chooser: Governor, played: Setting = setting) -> Played:
+        reports = replay_governed(text.trace, text.verdicts, chooser, played, times, most_k=max(depths))
+        return Played(reports, chooser.trials_lost_s if isinstance(chooser, AmortizingDepth) else 0.0)
 
-    chooser = governor(max(depths))
-    adaptive, fixed = play(chooser), {k: play(FixedDepth(k)) for k in depths}
-    num_tok, seconds = sum(report.committed for report in adaptive), _seconds(adaptive)
-    best_k = min(depths, key=lambda k: _seconds(fixed[k]))
+    adaptive = [play(text, AmortizingDepth(GovernorOptions(k_max=max(depths)))) for text in texts]
+    fixed: dict[int, list[Played]] = {}
+    for k in depths:
+        fixed[k] = [play(text, FixedDepth(k)) for text in texts]
+        if _seconds(fixed[k]) > HOPELESS * min(map(_seconds, fixed.values())):
+            break
+    best_k = min(fixed, key=lambda k: _seconds(fixed[k]))
+    reports = [report for one in adaptive for report in one.reports]
+    num_tok, seconds = sum(report.committed for report in reports), _seconds(adaptive)
     return Figures(
-        workload=workload.name,
+        workload=texts[0].name,
         num_tok=num_tok,
         tok_per_s=num_tok / seconds,
-        mean_k=sum(report.k for report in adaptive) / len(adaptive),
+        mean_k=fmean(report.k for report in reports),
         best_k=best_k,
         best_tok_per_s=num_tok / _seconds(fixed[best_k]),
         plain_tok_per_s=num_tok / _seconds(fixed[0]),
-        on_demand_tok_per_s=num_tok / _seconds(play(FixedDepth(0), on_demand)),
+        on_demand_tok_per_s=num_tok / _seconds([play(text, FixedDepth(0), on_demand) for text in texts]),
         loss=seconds / _seconds(fixed[best_k]) - 1.0,
-        against_plain=_worst_against(adaptive, fixed[0]),
-        trials=max(0.0, chooser.trials_lost_s) / seconds,
+        against_plain=max(_worst_against(*both) for both in zip(adaptive, fixed[0], strict=True)),
+        trials=max(max(0.0, one.trials_lost_s) / one.seconds for one in adaptive),
     )
 
 
@@ -129,15 +205,15 @@ def on_demand_of(setting: Setting, num_records: int, record_bits: float) -> Sett
     return replace(setting, num_slots=num_slots, record_bytes=plain_bytes, options=options)
 
 
-def _seconds(reports: Sequence[StepReport]) -> float:
-    return sum(report.draft_s + report.verify_s for report in reports)
+def _seconds(texts: Sequence[Played]) -> float:
+    return sum(text.seconds for text in texts)
 
 
-def _worst_against(adaptive: Sequence[StepReport], plain: Sequence[StepReport], window_tok: int = 1000) -> float:
+def _worst_against(adaptive: Played, plain: Played, window_tok: int = 1000) -> float:
     """The most time more than plain decoding that any `window_tok` tokens, whole rounds, took; texts may be shorter."""
-    ends_s = [0.0, *accumulate(report.verify_s for report in plain)]  # plain rounds commit one token each
-    tokens = [0, *accumulate(report.committed for report in adaptive)]
-    seconds = [0.0, *accumulate(report.draft_s + report.verify_s for report in adaptive)]
+    ends_s = [0.0, *accumulate(report.verify_s for report in plain.reports)]  # plain rounds commit one token each
+    tokens = [0, *accumulate(report.committed for report in adaptive.reports)]
+    seconds = [0.0, *accumulate(report.draft_s + report.verify_s for report in adaptive.reports)]
     least_tok = min(window_tok, tokens[-1])
     worst, begin = -1.0, 0
     for end in range(1, len(tokens)):
@@ -175,14 +251,12 @@ def main() -> None:
     parser.add_argument("--record-bits", type=float, default=7.7, help="a weight, on the link")
     arguments = parser.parse_args()
     depths = [int(k) for k in arguments.depths.split(",")]
-    easy, sampled = (stitched(paths, arguments.num_tok) for paths in (arguments.easy, arguments.sampled))
     setting, times = scaled_setting(RoutingTrace.read(arguments.easy[0]), max(depths), arguments)
-    num_records = easy.header.num_layers * easy.header.num_experts
+    easy, sampled = (texts_of(paths, arguments.num_tok) for paths in (arguments.easy, arguments.sampled))
+    num_records = easy[0].header.num_layers * easy[0].header.num_experts
     on_demand = on_demand_of(setting, num_records, arguments.record_bits)
-    results = [
-        measure(workload, setting, on_demand, times, depths)
-        for workload in workloads(easy, sampled, arguments.hard_chance)
-    ]
+    rows = [workloads(*pair, arguments.hard_chance, seed) for seed, pair in enumerate(zip(easy, sampled, strict=False))]
+    results = [measure(texts, setting, on_demand, times, depths) for texts in zip(*rows, strict=True)]
     print(table(results))
     print(json.dumps({"kind": "study", "shape": arguments.shape, "results": [asdict(one) for one in results]}))
 

@@ -7,6 +7,8 @@ recorded text also serves as an easier or harder one: routes and records stay re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 from moespeq.replay.driver import play_prompt, play_round
 from moespeq.replay.rounds import round_at
@@ -49,10 +51,16 @@ def replay_governed(
     start, last = 0, len(verdicts) - 1
     while start < last:
         k = governor.choose(min(most_k, last - start - 1))
+        watch = governor.watch(k) if k else None
+        said = [position.confidence for position in trace.positions[start : start + k]]
+        if watch is not None and watch.goes_on is not None:
+            k = min(k, 1 + sum(1 for _ in takewhile(watch.goes_on, said[:-1])))
         recorded = round_at(trace, start, k, verdicts, times)
         begin_s, busy_s = clock.now_s(), mover.busy_s
         draft_s, moved = play_round(recorded, residency, clock, is_eager=setting.is_eager)
         report = _report(k, recorded.committed, moved, draft_s, clock.now_s() - begin_s, mover.busy_s - busy_s)
+        if watch is not None:
+            report = replace(report, confidences=said[:k])
         governor.observe(report)
         reports.append(report)
         start += recorded.committed

@@ -5,13 +5,14 @@ decoding.
 it until another one is better by more than `_HYSTERESIS`, looked at every `update_tok` tokens, when a trial ended, and
 when text or costs change. The depth that would be the best if what is not known were as good as it may be is tried, at
 most `_GROWTH` times as deep as any before: a verified round tells of every shorter prefix what it would have brought,
-and one accepted to its end that more would have been. Known depths that may matter are tried again when they grow stale.
+and one accepted to its end that more would have been. Known depths that may matter are tried again when they grow
+stale. A draft may end before its depth where audits say that this pays (`draft_watch`).
 
 What that may cost is bounded in seconds, whatever the world does (`Allowance`; conservative exploration):
 - trials may lose a share of the time, and an advance, against the best depth known;
 - all drafting together may lose as little against the least depth, plain decoding, and again what it gained; a round
   is cut to a depth whose worst case, nothing accepted, is at most a part of that, so that bad luck leaves something for
-  another attempt. Costs rise ever more slowly with k, so a straight line past the deepest depth known is no less than they are.
+  another attempt. Costs rise ever more slowly with k, so a straight line past the deepest one known is above them.
 So calibration is no phase with turns of its own: in the first `calibration_tok` tokens the choice is made afresh after
 every round. Equal reports give equal choices: no clock, no randomness.
 """
@@ -23,6 +24,7 @@ from typing import Protocol
 
 from moespeq.residency.allowance import Allowance
 from moespeq.residency.depth_estimate import DepthEstimate
+from moespeq.residency.draft_watch import DraftWatch, EarlyStopping
 from moespeq.types import StepReport
 
 __all__ = ["AmortizingDepth", "FixedDepth", "Governor", "GovernorOptions"]
@@ -46,6 +48,10 @@ class Governor(Protocol):
         """Depth of the next round, in 0..max_k; `max_k` is what context and rows leave for this round."""
         ...
 
+    def watch(self, k: int) -> DraftWatch | None:
+        """Who looks on at the draft of k tokens that comes next, and may end it."""
+        ...
+
     def observe(self, report: StepReport) -> None:
         """One finished round, in order."""
         ...
@@ -60,6 +66,9 @@ class FixedDepth:
 
     def choose(self, max_k: int) -> int:
         return min(self._k, max_k)
+
+    def watch(self, k: int) -> DraftWatch | None:
+        return None
 
     def observe(self, report: StepReport) -> None:
         del report  # nothing to learn
@@ -91,6 +100,7 @@ class AmortizingDepth:
         assert 0 <= options.k_min <= options.k_max, options
         self._options = options
         self._estimate = DepthEstimate(options.k_max)
+        self._stopping = EarlyStopping(self._estimate, k_min=options.k_min)
         self._trials, self._risk = Allowance(_TRIAL_SHARE), Allowance(_RISK_SHARE)
         self._k = options.k_min
         self._curve = [0.0]  # Theta(0..k_max) at the last look
@@ -102,6 +112,11 @@ class AmortizingDepth:
     def k(self) -> int:
         """The best depth known, what rounds run at between trials."""
         return self._k
+
+    @property
+    def stops_drafts(self) -> bool:
+        """Whether drafts end early now."""
+        return self._stopping.pays
 
     @property
     def trials_lost_s(self) -> float:
@@ -119,9 +134,13 @@ class AmortizingDepth:
         self._is_trial = False
         return min(self._covered(self._k), max_k)
 
+    def watch(self, k: int) -> DraftWatch | None:
+        return None if self._is_trial else self._stopping.watch(k)  # a trial is to tell of its depth
+
     def observe(self, report: StepReport) -> None:
         estimate, round_s = self._estimate, report.draft_s + report.verify_s
         is_new = estimate.observe(report)
+        self._stopping.observe(report)
         self._account(report, round_s)
         if report.k == self._options.k_min and estimate.num_rounds(report.k) == _FIRST_ROUNDS:
             plain_s = estimate.round_s(report.k)
