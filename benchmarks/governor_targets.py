@@ -3,9 +3,9 @@
     python benchmarks/governor_targets.py --shape qwen1.5-moe --easy TRACE... --sampled TRACE... [--num-tok 1000]
         [--hard-chance 0.4] [--depths 0,1,2,...,32] [--slot-share 0.25] [--link-bytes-per-s 55e9] ...
 
-Easy text is greedy, sampled text has temperature 1: their traces one after the other, cut into texts of --num-tok. Where
-rounds happen to begin decides several percent of a fixed depth's time on one text, so depths are compared by all texts
-together. The seeds' drafts are right on any text, at temperature 1.6 too, so hard text is the easy one, a token of it
+Easy text is greedy, sampled text has temperature 1: their traces one after the other, cut into texts of --num-tok.
+Where rounds happen to begin decides several percent of a fixed depth's time on one text, so depths are compared by all
+texts together. The seeds' drafts are right on any text, at temperature 1.6 too, so hard text is the easy one, a token of it
 accepted by a draw of --hard-chance; alternating changes between the two every 200 tokens; on wrong nothing is accepted.
 Bytes and times are those of replay_targets.py, computing as measured at the deepest of the depths. On demand: one row,
 plain records, no base, LRU.
@@ -104,62 +104,6 @@ def texts_of(paths: Sequence[Path], num_tok: int) -> list[RoutingTrace]:
     positions = list(chain.from_iterable(trace.positions for trace in traces))
     starts = range(0, max(1, len(positions) - num_tok), num_tok)
     return [replace(traces[0], positions=positions[start : start + num_tok + 1]) for start in starts]
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A text decoded to its end."""
-
-    reports: Sequence[StepReport]
-    trials_lost_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return sum(report.draft_s + report.verify_s for report in self.reports)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One workload, all its texts. Shares are of time: 0.01 is 1 %."""
-
-    workload: str
-    num_tok: int
-    tok_per_s: float
-    mean_k: float
-    best_k: int
-    best_tok_per_s: float
-    plain_tok_per_s: float
-    on_demand_tok_per_s: float
-    loss: float
-    against_plain: float
-    trials: float
-
-    @property
-    def is_reached(self) -> bool:
-        return self.loss <= MOST_LOSS and self.against_plain <= MOST_AGAINST_PLAIN and self.trials <= MOST_TRIALS
-
-
-def workloads(easy: RoutingTrace, sampled: RoutingTrace, hard_chance: float, seed: int = 0) -> list[Workload]:
-    """Texts of equal length."""
-    draw = random.Random(seed)
-    foretold = [position.accepted for position in easy.positions]
-    hard = [is_accepted and draw.random() < hard_chance for is_accepted in foretold]
-    turns = [hard[at] if at // STRETCH_TOK % 2 else foretold[at] for at in range(len(foretold))]
-    return [
-        Workload("easy", easy, foretold),
-        Workload("hard", easy, hard),
-        Workload("sampled", sampled, [position.accepted for position in sampled.positions]),
-        Workload("alternating", easy, turns),
-        Workload("wrong", easy, [False] * len(foretold)),
-    ]
-
-
-def rotations(paths: Sequence[Path], num_tok: int) -> list[RoutingTrace]:
-    """The first `num_tok` tokens after the first of all traces, one after the other, beginning with each of them."""
-    traces = [RoutingTrace.read(path) for path in paths]
-    turned = [[*traces[at:], *traces[:at]] for at in range(len(traces))]
-    texts = [list(chain.from_iterable(trace.positions for trace in order)) for order in turned]
-    return [replace(traces[0], positions=text[: num_tok + 1]) for text in texts]
 
 
 def measure(
