@@ -5,10 +5,10 @@
 
 Easy text is greedy, sampled text has temperature 1: their traces one after the other, cut into texts of --num-tok.
 Where rounds happen to begin decides several percent of a fixed depth's time on one text, so depths are compared by all
-texts together. The seeds' drafts are right on any text, at temperature 1.6 too, so hard text is the easy one, a token of it
-accepted by a draw of --hard-chance; alternating changes between the two every 200 tokens; on wrong nothing is accepted.
-Bytes and times are those of replay_targets.py, computing as measured at the deepest of the depths. On demand: one row,
-plain records, no base, LRU.
+texts together. The seeds' drafts are right on any text, at temperature 1.6 too, so hard text is the easy one, a token
+of it accepted by a draw of --hard-chance; alternating changes between the two every 200 tokens; on wrong nothing is
+accepted. Bytes and times are those of replay_targets.py, computing as measured at the deepest of the depths. On demand:
+one row, plain records, no base, LRU.
 
 A fixed depth more than a fifth slower than the best shallower one ends the search for the best.
 

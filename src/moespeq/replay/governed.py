@@ -1,7 +1,8 @@
 """A recorded text decoded by a governor on the virtual clock: it chooses each round's depth from what rounds measured.
 
 Everything but the depth is as in driver.replay. Whether a drafted token is accepted is told by the caller, so that one
-recorded text also serves as an easier or harder one: routes and records stay real. Owns no policy.
+recorded text also serves as an easier or harder one: routes and records stay real, and what is drafted behind a
+rejection routes as another place of the text does. Owns no policy.
 """
 
 from __future__ import annotations

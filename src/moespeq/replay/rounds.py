@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moespeq.replay.driver import RoundTrace
-from moespeq.replay.routing_trace import RoutingTrace
+from moespeq.replay.routing_trace import RoutingTrace, TracePosition
 from moespeq.replay.timing import ComputeTimes
 
 __all__ = ["round_at", "rounds_of"]
@@ -41,8 +41,15 @@ def rounds_of(trace: RoutingTrace, k: int | None, times: ComputeTimes) -> list[R
 
 
 def round_at(trace: RoutingTrace, start: int, k: int, verdicts: Sequence[bool], times: ComputeTimes) -> RoundTrace:
-    """The round of depth `k` from token `start` on, cut where the text ends; verdicts: is_accepted of every token."""
-    return _round(trace, _cut_at(verdicts, start, k), times)
+    """The round of depth `k` from token `start` on, cut where the text ends; verdicts: is_accepted of every token.
+
+    Verdicts may be others than the trace's, so here rows behind a rejection are those of another place in the text:
+    with the text's own, a draft that is always wrong would still foretell what the next round needs.
+    """
+    cut, positions = _cut_at(verdicts, start, k), trace.positions
+    elsewhere = start + len(positions) // 2
+    strays = (positions[(elsewhere + step) % len(positions)] for step in range(cut.committed, cut.k + 1))
+    return _round_over(trace, [*positions[start : start + cut.committed], *strays], cut, times)
 
 
 def _recorded_cuts(trace: RoutingTrace) -> Iterator[_Cut]:
@@ -81,7 +88,10 @@ def _verdicts(trace: RoutingTrace, k: int) -> list[bool]:
 
 
 def _round(trace: RoutingTrace, cut: _Cut, times: ComputeTimes) -> RoundTrace:
-    rows = trace.positions[cut.start : cut.start + cut.k + 1]
+    return _round_over(trace, trace.positions[cut.start : cut.start + cut.k + 1], cut, times)
+
+
+def _round_over(trace: RoutingTrace, rows: Sequence[TracePosition], cut: _Cut, times: ComputeTimes) -> RoundTrace:
     layers = range(trace.header.num_layers)
     true = [list(dict.fromkeys(expert for row in rows for expert in row.true[layer])) for layer in layers]
     assert not cut.k or times.draft_step_s is not None, "a draft step of unknown length"
