@@ -31,7 +31,7 @@ __all__ = ["AmortizingDepth", "FixedDepth", "Governor", "GovernorOptions"]
 
 _HYSTERESIS = 0.02
 _TRIAL_SHARE, _RISK_SHARE = 0.005, 0.008  # of all time: the 1 % promised, less what one round may go over it
-_TRIAL_ADVANCE_ROUNDS, _RISK_ADVANCE_ROUNDS = 2.0, 6.0  # time of plain rounds that may be lost before any was earned
+_TRIAL_ADVANCE_ROUNDS, _RISK_ADVANCE_ROUNDS = 1.8, 6.0  # time of plain rounds that may be lost before any was earned
 _MOST_TRIAL_ROUNDS, _MOST_RISK_ROUNDS = 10.0, 30.0  # what may be saved up, in the same unit: 1 and 3 % of 1,000 tokens
 _STAKES = 2.0  # a round may cost no more than balance / this
 _BENEFIT_OF_DOUBT_TOK = 3.0
