@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from moespeq.residency import FixedDepth, Governor
 from moespeq.types import Cause, StepReport
@@ -82,14 +83,27 @@ class Play:
     reports: Sequence[StepReport]
 
 
-def play(governor: Governor | int, text: Sequence[bool], costs: Costs, *, k_max: int = 32, seed: int = 1) -> Play:
-    """Decode `text`; an int is a fixed depth."""
+def play(
+    governor: Governor | int,
+    text: Sequence[bool],
+    costs: Costs,
+    *,
+    k_max: int = 32,
+    seed: int = 1,
+    confidences: Sequence[float] = (),
+) -> Play:
+    """Decode `text`; an int is a fixed depth. confidences: the draft's, of each token of the text, for a watch."""
     chooser = FixedDepth(governor) if isinstance(governor, int) else governor
     draw = random.Random(seed)
     at, depths, reports = 0, [], []
     while at < len(text):
         k = chooser.choose(min(k_max, len(text) - at - 1))
+        watch, said = chooser.watch(k) if k and confidences else None, confidences[at : at + k]
+        if watch is not None and watch.goes_on is not None:
+            k = min(k, 1 + sum(1 for _ in takewhile(watch.goes_on, said[:-1])))
         report = _round(text, at, k, costs, math.exp(draw.gauss(0.0, costs.noise)))
+        if watch is not None:
+            report = replace(report, confidences=said[:k])
         chooser.observe(report)
         at += report.committed
         depths.append(k)

@@ -1,5 +1,8 @@
 """Offloading on demand becomes moespeq in five steps, each of which adds one thing: what did it bring?
 
+Then the policy alone is exchanged, at one fixed depth with nested records: ours, LRU, LFU and the chunk plan, each of
+them measured on the engine, and the bytes that Belady's rule would have moved for the very rounds of ours.
+
 Every step answers the same prompt in the same memory over the same link, greedily, from an empty device. On a CPU plain
 records are stored ones, so a second store is made; on a GPU they are decoded from nested ones into host memory.
 """
@@ -16,11 +19,22 @@ import torch
 from moespeq.api import load
 from moespeq.config import LoadOptions
 from moespeq.decode.generation import GenerationResult
+from moespeq.decode.recording import record
 from moespeq.errors import UsageError
 from moespeq.nested import Layout
 from moespeq.prepare import ProgressSink, is_store, prepare_cached, resolve_source
+from moespeq.replay.policies import ByteBounds, byte_bounds
+from moespeq.replay.what_if import recorded_setting, routed
 
-__all__ = ["AblationRow", "AblationStep", "run_ablation", "steps_of"]
+__all__ = [
+    "POLICY_STEPS",
+    "AblationRow",
+    "AblationStep",
+    "MeasuredPolicies",
+    "run_ablation",
+    "run_policies",
+    "steps_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,22 @@ class AblationRow:
         }
 
 
+POLICY_STEPS = (
+    AblationStep("ours", False, {"eviction": "next_use"}),
+    AblationStep("LRU", False, {"eviction": "lru"}),
+    AblationStep("LFU", False, {"eviction": "lfu"}),
+    AblationStep("chunk plan", False, {"eviction": "chunk"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPolicies:
+    """A row for each of POLICY_STEPS; bounds: of the rounds of the first."""
+
+    rows: Sequence[AblationRow]
+    bounds: ByteBounds
+
+
 def steps_of(k: int) -> Sequence[AblationStep]:
     """From on demand to everything; `k` is the draft length where it is fixed."""
     fixed, lru = {"k": k}, {"eviction": "lru"}
@@ -90,13 +120,10 @@ def run_ablation(
 
     Raises UsageError on a CPU for a store, which has one record form, and whatever loading raises.
     """
-    shared = LoadOptions.from_mapping(common)
-    on_gpu = shared.device == "cuda" or (shared.device == "auto" and torch.cuda.is_available())
+    on_gpu = _is_on_gpu(common)
     if not on_gpu and is_store(resolve_source(source)):
         raise UsageError(f"{source} is a store of one record form; on a CPU the ablation needs the checkpoint for two.")
-    if k is None:
-        k = replace(shared, device="cuda" if on_gpu else "cpu").row_bucket - 1
-    steps = steps_of(k)
+    steps = steps_of(_fixed_depth(k, common))
     for step in steps:  # what one of them cannot be asked is said before any ran
         LoadOptions.from_mapping({**common, **step.options})
     for step in steps:
@@ -111,3 +138,46 @@ def run_ablation(
         with load(model, progress=progress, **options) as engine:
             result = engine.generate(prompt, max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
             yield AblationRow(step, engine.plan.num_slots, result)
+
+
+def run_policies(
+    source: str | Path,
+    prompt: str | Sequence[int],
+    *,
+    k: int | None,
+    max_new_tokens: int,
+    common: Mapping[str, Any],
+    progress: ProgressSink | None = None,
+    on_step: Callable[[str], None] = lambda name: None,
+) -> MeasuredPolicies:
+    """The policies in one engine, one after the other, each from empty slots. Arguments as of run_ablation.
+
+    Raises what loading raises.
+    """
+    depth = _fixed_depth(k, common)
+    if not _is_on_gpu(common):
+        source = prepare_cached(source, layout=Layout.FIXED, device="cpu", progress=progress)
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
+    with load(source, progress=progress, **{**common, "k": depth}) as engine:
+        num_slots, (ours, *others) = engine.plan.num_slots, POLICY_STEPS
+        on_step(ours.name)
+        engine.retune(**ours.options)
+        recording = record(engine, prompt, **sampling)
+        rows = [AblationRow(ours, num_slots, recording.result)]
+        for step in others:
+            on_step(step.name)
+            engine.retune(**step.options)
+            rows.append(AblationRow(step, num_slots, engine.generate(prompt, **sampling)))
+    setting = recorded_setting(recording.trace)
+    return MeasuredPolicies(rows, byte_bounds(routed(recording.trace, setting), setting))
+
+
+def _is_on_gpu(common: Mapping[str, Any]) -> bool:
+    device = LoadOptions.from_mapping(common).device
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
+
+
+def _fixed_depth(k: int | None, common: Mapping[str, Any]) -> int:
+    """None is as deep as the rows allow."""
+    device = "cuda" if _is_on_gpu(common) else "cpu"
+    return replace(LoadOptions.from_mapping(common), device=device).row_bucket - 1 if k is None else k  # type: ignore[arg-type]

@@ -88,7 +88,8 @@ class LoadOptions:
     between two bursts of tokens, may take; the shortest draft is allowed whatever it takes.
     mode: "speculative", or "on_demand": one row, no draft, LRU slots, the baseline of other engines.
     lookahead_tok: draft steps of a round whose routes are fetched for, the first ones; None is all of them.
-    eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand.
+    eviction: who leaves a full set of slots; "auto" is next_use, and lru on demand. Ablations: lru, lfu, and chunk,
+    which orders fetches too, as the paper's released code does (residency.baselines).
     records: what crosses the link. "store": what is stored, completed by the resident base; "whole": base and residual
     together, with no base resident and so no draft; "mixed": either, with the base of a part of the experts resident;
     "plain": bf16, decoded into host memory (an ablation; CUDA only). "auto" is store where the base fits, else mixed
@@ -110,7 +111,7 @@ class LoadOptions:
     mode: Literal["speculative", "on_demand"] = "speculative"
     prefetch: bool = True
     lookahead_tok: int | None = None
-    eviction: Literal["auto", "next_use", "lru"] = "auto"
+    eviction: Literal["auto", "next_use", "lru", "lfu", "chunk"] = "auto"
     records: RecordForm = "auto"
     link_bytes_per_s: float | None = None
     link_threads: int = 2
@@ -122,8 +123,9 @@ class LoadOptions:
             raise UsageError(f"device '{self.device}' is unknown; use 'auto', 'cpu' or 'cuda'.")
         if self.mode not in ("speculative", "on_demand"):
             raise UsageError(f"mode '{self.mode}' is unknown; use 'speculative' or 'on_demand'.")
-        if self.eviction not in ("auto", "next_use", "lru"):
-            raise UsageError(f"eviction '{self.eviction}' is unknown; use 'auto', 'next_use' or 'lru'.")
+        if self.eviction not in ("auto", "next_use", "lru", "lfu", "chunk"):
+            known = "'auto', 'next_use', 'lru', 'lfu' or 'chunk'"
+            raise UsageError(f"eviction '{self.eviction}' is unknown; use {known}.")
         if self.records not in ("auto", "store", "mixed", "whole", "plain"):
             raise UsageError(f"records '{self.records}' is unknown; use 'auto', 'store', 'mixed', 'whole' or 'plain'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):

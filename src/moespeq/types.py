@@ -6,6 +6,7 @@ a *slot* is room for one record on the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
@@ -116,7 +117,8 @@ class StepReport:
     """One round as measured: what was drafted and kept, what crossed the link and why, and where the time went.
 
     stall_s: the target waited with nothing to compute; link_busy_s: a copy was on the link; stall_busy_s: both.
-    used_bytes: records used for the first time since they crossed the link.
+    used_bytes: records used for the first time since they crossed the link. confidences: the draft's probabilities of
+    its k tokens, where the governor asked for them.
     """
 
     k: int
@@ -132,6 +134,7 @@ class StepReport:
     link_busy_s: float = 0.0
     stall_busy_s: float = 0.0
     used_bytes: int = 0
+    confidences: Sequence[float] = ()
 
     @property
     def link_bytes(self) -> int:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moespeq.ablation import AblationRow, run_ablation
+from engines import memory_for
+from moespeq.ablation import AblationRow, run_ablation, run_policies
 from moespeq.errors import UsageError
+from moespeq.nested import Layout
+from moespeq.prepare import prepare_cached
 
 COMMON = {"device_memory": "64MiB", "ctx_size": 128}
 PROMPT = "What a draft predicts"
@@ -44,6 +47,21 @@ def test_shares_are_shares_of_one_whole(rows: list[AblationRow]) -> None:
         assert row.seconds_per_tok > 0
 
 
+def test_policies_change_bytes_and_no_token_and_none_beats_the_bound(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path))
+    store = prepare_cached(tiny_checkpoint, layout=Layout.FIXED, device="cpu")
+    common = {**COMMON, "device_memory": memory_for(store, 5, ctx_size=128)}
+    found = run_policies(tiny_checkpoint, PROMPT, k=4, max_new_tokens=24, common=common)
+    assert [row.step.name for row in found.rows] == ["ours", "LRU", "LFU", "chunk plan"]
+    assert len({row.result.tokens for row in found.rows}) == 1
+    assert {k for row in found.rows for k in row.result.stats.k_per_round[:-1]} == {4}
+    assert len({row.bytes_per_tok for row in found.rows}) > 1, "policies that move the same are one policy"
+    assert found.bounds.belady <= min(row.bytes_per_tok for row in found.rows)
+    assert found.bounds.belady < found.bounds.no_cache
+
+
 def test_on_a_cpu_a_store_has_only_one_record_form(tiny_store: Path) -> None:
     with pytest.raises(UsageError, match="needs the checkpoint for two"):
         list(run_ablation(tiny_store, PROMPT, k=4, max_new_tokens=4, common={**COMMON, "device": "cpu"}))
@@ -64,6 +82,9 @@ def test_the_command_prints_one_object(
     monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path))
     arguments = [str(tiny_checkpoint), "-p", PROMPT, "-n", "6", "--k", "2", "--device-memory", "64MiB", "--json"]
     app(["ablation", *arguments], standalone_mode=False)
-    printed = json.loads(capsys.readouterr().out)["rows"]
-    assert printed[0]["name"] == "on demand, LRU"
-    assert len({tuple(row["tokens"]) for row in printed[1:]}) == 1
+    printed = json.loads(capsys.readouterr().out)
+    rows, policies = printed["rows"], printed["policies"]
+    assert rows[0]["name"] == "on demand, LRU"
+    assert [row["name"] for row in policies] == ["ours", "LRU", "LFU", "chunk plan"]
+    assert len({tuple(row["tokens"]) for row in [*rows[1:], *policies]}) == 1
+    assert set(printed["bound_bytes_per_tok"]) == {"no_cache", "belady"}

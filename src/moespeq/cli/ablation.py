@@ -34,8 +34,10 @@ def command(
     link_bandwidth: options.LinkBandwidth = None,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt five times: on demand, then with a draft, prefetch, the governor, nested records added."""
-    from moespeq.ablation import run_ablation
+    """Answer one prompt five times: on demand, then with a draft, prefetch, the governor, nested records added; then
+    under each policy.
+    """
+    from moespeq.ablation import run_ablation, run_policies
     from moespeq.cli.console import err, out, print_json, progress_bar
     from moespeq.cli.prompts import read_prompt
 
@@ -48,22 +50,33 @@ def command(
         "link_bytes_per_s": link_bandwidth,
     }
     with progress_bar() as bar:
-        measured = list(
-            run_ablation(
-                model,
-                read_prompt(prompt),
-                k=k,
-                max_new_tokens=max_new_tokens,
-                common={name: value for name, value in common.items() if value is not None},
-                progress=bar,
-                on_step=lambda name: err.print(f"{name} ...", style="dim"),
-            )
-        )
+        asked: dict[str, Any] = {
+            "k": k,
+            "max_new_tokens": max_new_tokens,
+            "common": {name: value for name, value in common.items() if value is not None},
+            "progress": bar,
+            "on_step": lambda name: err.print(f"{name} ...", style="dim"),
+        }
+        text = read_prompt(prompt)
+        measured = list(run_ablation(model, text, **asked))
+        policies = run_policies(model, text, **asked)
     if json:
-        print_json({"rows": [_to_json(row) for row in measured]})
+        bounds = {name: round(getattr(policies.bounds, name)) for name in ("no_cache", "belady")}
+        print_json(
+            {
+                "rows": [_to_json(row) for row in measured],
+                "policies": [_to_json(row) for row in policies.rows],
+                "bound_bytes_per_tok": bounds,
+            }
+        )
         return
-    out.print(_table(measured))
+    out.print(_table("What each step adds", measured))
     out.print(_sentence(measured))
+    out.print(_table("Policies at one depth, nested records", policies.rows))
+    out.print(
+        f"For the rounds of ours Belady's rule would move {policies.bounds.belady / 1e6:.3g} MB a token, "
+        f"and no cache {policies.bounds.no_cache / 1e6:.3g}."
+    )
 
 
 def _to_json(row: AblationRow) -> dict[str, Any]:
@@ -80,13 +93,13 @@ def _to_json(row: AblationRow) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[AblationRow]) -> Table:
-    """A column for each step: five narrow ones fit where twelve do not."""
+def _table(title: str, rows: Sequence[AblationRow]) -> Table:
+    """A column for each engine: five narrow ones fit where twelve do not."""
     from statistics import fmean
 
     from rich.table import Table
 
-    table = Table(title="What each step adds", title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for row in rows:
         table.add_column(row.step.name, justify="right")

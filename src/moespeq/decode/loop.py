@@ -56,6 +56,7 @@ class _Round:
     verify_s: float = 0.0
     draft_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [step][layer][K]
     target_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [layer][row][K]
+    confidences: list[torch.Tensor] = field(default_factory=list)  # float32 [1] a drafted token, where asked for
     times: RoundTimes | None = None  # where somebody looks on
 
     def hear_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
@@ -216,14 +217,21 @@ class SpeculativeLoop:
         return self._governor.choose(min(self._runner.max_k(self._position), limit_tok - 1))
 
     def _draft_tokens(self, sampler: Sampler) -> list[DraftToken]:
-        """k tokens in k + 1 steps: the last step is run for its routes only."""
+        """k tokens in k + 1 steps: the last step is run for its routes only. A watch may end the draft earlier."""
         drafts: list[DraftToken] = []
+        watch, confidences = self._governor.watch(self._round.k), self._round.confidences
 
         def choose(logits: torch.Tensor, step: int) -> torch.Tensor:
             drafts.append(sampler.draft_token(logits, self._position + 1 + step, [draft.token for draft in drafts]))
+            if watch is not None:
+                confidences.append(_confidence(logits, drafts[-1].token))
             return drafts[-1].token
 
-        self._runner.draft(self._token, self._position, self._round.k + 1, choose, self._on_draft_step)
+        asked = None if watch is None else watch.goes_on
+        goes_on = None if asked is None else lambda: asked(float(confidences[-1]))
+        num_steps = self._round.k + 1
+        self._runner.draft(self._token, self._position, num_steps, choose, self._on_draft_step, goes_on=goes_on)
+        self._round.k = len(drafts)
         return drafts
 
     def _on_draft_step(self, step: int, routes: Sequence[Sequence[int]]) -> None:
@@ -249,4 +257,10 @@ def _report(measured: _Round, committed: int, moved: ResidencyCounters, link: Li
         link_busy_s=link.busy_s,
         stall_busy_s=link.stall_busy_s,
         used_bytes=moved.used_bytes,
+        confidences=torch.cat(measured.confidences).tolist() if measured.confidences else (),
     )
+
+
+def _confidence(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """The draft's own probability of its token, float32 [1] on its device, from `logits` [1, V]; 0 of NaN."""
+    return logits[0].to(torch.float32).softmax(dim=-1)[token].nan_to_num(nan=0.0)

@@ -76,12 +76,12 @@ def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
 
 def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOptions:
     is_on_demand = options.mode == "on_demand"
-    is_lru = options.eviction == "lru" or (options.eviction == "auto" and is_on_demand)
+    automatic = Eviction.LRU if is_on_demand else Eviction.NEXT_USE
     return ResidencyOptions(
         prefetch=options.prefetch and not is_on_demand,
         link_depth=link_depth,
         lookahead_tok=options.lookahead_tok,
-        eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
+        eviction=automatic if options.eviction == "auto" else Eviction(options.eviction),
         wave_bytes=_GPU_WAVE_BYTES if options.device == "cuda" else 0,
         prefill_wave_bytes=_GPU_PREFILL_WAVE_BYTES if options.device == "cuda" else 0,
     )

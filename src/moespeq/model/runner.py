@@ -28,6 +28,7 @@ __all__ = [
     "ROW_TILE",
     "Choose",
     "EagerRunner",
+    "GoesOn",
     "OnLayer",
     "OnStep",
     "OneStream",
@@ -40,6 +41,8 @@ ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_de
 
 Choose = Callable[[torch.Tensor, int], torch.Tensor]
 """(logits [1, V], step) -> the drafted token, int64 [1], on the logits' device and with no need to wait for it."""
+GoesOn = Callable[[], bool]
+"""Whether another token is to be drafted behind the one just chosen."""
 OnStep = Callable[[int, Sequence[Sequence[int]]], None]
 """(step, the experts of each MoE layer): one draft step's routes are known."""
 OnLayer = Callable[[int, Sequence[Sequence[int]]], None]
@@ -90,9 +93,11 @@ class Runner(Protocol):
         on_step: OnStep,
         *,
         num_chosen: int | None = None,
+        goes_on: GoesOn | None = None,
     ) -> None:
         """`num_steps` draft steps from `token` at `position`; `choose` gives the first `num_chosen` steps' tokens, by
-        default those of all but the last.
+        default those of all but the last. `goes_on`, asked behind each chosen token but the last, may say that it was:
+        then one step more tells its routes. A device waits for the host at each of these questions.
 
         `on_step` hears of every step in order, at the latest before this returns.
         """
@@ -180,16 +185,21 @@ class EagerRunner:
         on_step: OnStep,
         *,
         num_chosen: int | None = None,
+        goes_on: GoesOn | None = None,
     ) -> None:
         self._stream.check()
         num_chosen = num_steps - 1 if num_chosen is None else num_chosen
         ids, bucket = torch.tensor([token], device=self.device), self.buckets.above(position)
-        for step in range(num_steps):
+        step = 0
+        while step < num_steps:
             places = torch.tensor([position + step], device=self.device)
             logits = self._forward(ids, position + step, places, self._draft, bucket=bucket)
             on_step(step, self._draft.take_routes())
             if step < num_chosen:
                 ids = choose(logits, step)
+                if goes_on is not None and step + 1 < num_chosen and not goes_on():
+                    num_steps, num_chosen = step + 2, step + 1
+            step += 1
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
         self._stream.check()

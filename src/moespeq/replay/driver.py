@@ -14,7 +14,7 @@ from moespeq.replay.virtual import LinkModel, VirtualClock, VirtualMover
 from moespeq.residency import PassKind, Residency, ResidencyCounters, ResidencyOptions, ResidentBases
 from moespeq.types import ExpertKey
 
-__all__ = ["ReplayResult", "RoundTrace", "Trace", "replay"]
+__all__ = ["ReplayResult", "RoundTrace", "Trace", "play_prompt", "play_round", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,10 @@ def replay(
         bases=bases,
     )
     if trace.prompt:
-        _prefill(trace.prompt, residency)
+        play_prompt(trace.prompt, residency)
     begin_s, busy_s, before = clock.now_s(), mover.busy_s, residency.counters()
     for recorded in trace.rounds:
-        kind = PassKind.DRAFT_VERIFY if recorded.draft else PassKind.PLAIN
-        residency.begin_pass(kind, num_draft_steps=len(recorded.draft))
-        _draft(recorded, residency, clock)
-        (_verify_eagerly if is_eager else _verify)(recorded, residency, clock)
-        residency.end_pass(recorded.committed)
+        play_round(recorded, residency, clock, is_eager=is_eager)
     seconds = clock.now_s() - begin_s
     residency.settle()
     residency.check()
@@ -104,7 +100,19 @@ def replay(
     return ReplayResult(committed, seconds, mover.busy_s - busy_s, residency.counters().since(before))
 
 
-def _prefill(prompt: Sequence[Sequence[int]], residency: Residency) -> None:
+def play_round(
+    recorded: RoundTrace, residency: Residency, clock: VirtualClock, *, is_eager: bool
+) -> tuple[float, ResidencyCounters]:
+    """One round, in the order of the engine's calls. Returns the seconds of its draft, and what the round moved."""
+    kind, begin_s = PassKind.DRAFT_VERIFY if recorded.draft else PassKind.PLAIN, clock.now_s()
+    residency.begin_pass(kind, num_draft_steps=len(recorded.draft))
+    _draft(recorded, residency, clock)
+    draft_s = clock.now_s() - begin_s
+    (_verify_eagerly if is_eager else _verify)(recorded, residency, clock)
+    return draft_s, residency.end_pass(recorded.committed)
+
+
+def play_prompt(prompt: Sequence[Sequence[int]], residency: Residency) -> None:
     """All that a layer will use is known ahead, as where a prompt streams or a draft foresees it."""
     residency.begin_pass(PassKind.PREFILL)
     for layer, experts in enumerate(prompt):

@@ -15,14 +15,14 @@ cuts them at its limit; that it cuts them at the edges of length buckets too is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moespeq.replay.driver import RoundTrace
-from moespeq.replay.routing_trace import RoutingTrace
+from moespeq.replay.routing_trace import RoutingTrace, TracePosition
 from moespeq.replay.timing import ComputeTimes
 
-__all__ = ["rounds_of"]
+__all__ = ["round_at", "rounds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,18 @@ def rounds_of(trace: RoutingTrace, k: int | None, times: ComputeTimes) -> list[R
     return [_round(trace, cut, times) for cut in cuts]
 
 
+def round_at(trace: RoutingTrace, start: int, k: int, verdicts: Sequence[bool], times: ComputeTimes) -> RoundTrace:
+    """The round of depth `k` from token `start` on, cut where the text ends; verdicts: is_accepted of every token.
+
+    Verdicts may be others than the trace's, so here rows behind a rejection are those of another place in the text:
+    with the text's own, a draft that is always wrong would still foretell what the next round needs.
+    """
+    cut, positions = _cut_at(verdicts, start, k), trace.positions
+    elsewhere = start + len(positions) // 2
+    strays = (positions[(elsewhere + step) % len(positions)] for step in range(cut.committed, cut.k + 1))
+    return _round_over(trace, [*positions[start : start + cut.committed], *strays], cut, times)
+
+
 def _recorded_cuts(trace: RoutingTrace) -> Iterator[_Cut]:
     start, last = 0, len(trace.positions) - 1
     for one in trace.rounds:
@@ -47,13 +59,18 @@ def _recorded_cuts(trace: RoutingTrace) -> Iterator[_Cut]:
         start += one.committed
 
 
-def _cuts(verdicts: list[bool], k: int) -> Iterator[_Cut]:
+def _cuts(verdicts: Sequence[bool], k: int) -> Iterator[_Cut]:
     start, last = 0, len(verdicts) - 1
     while start < last:
-        depth = min(k, last - start - 1)
-        accepted = next((step for step in range(depth) if not verdicts[start + step]), depth)
-        yield _Cut(start, depth, accepted + 1)
-        start += accepted + 1
+        cut = _cut_at(verdicts, start, k)
+        yield cut
+        start += cut.committed
+
+
+def _cut_at(verdicts: Sequence[bool], start: int, k: int) -> _Cut:
+    depth = min(k, len(verdicts) - start - 2)
+    accepted = next((step for step in range(depth) if not verdicts[start + step]), depth)
+    return _Cut(start, depth, accepted + 1)
 
 
 def _verdicts(trace: RoutingTrace, k: int) -> list[bool]:
@@ -71,7 +88,10 @@ def _verdicts(trace: RoutingTrace, k: int) -> list[bool]:
 
 
 def _round(trace: RoutingTrace, cut: _Cut, times: ComputeTimes) -> RoundTrace:
-    rows = trace.positions[cut.start : cut.start + cut.k + 1]
+    return _round_over(trace, trace.positions[cut.start : cut.start + cut.k + 1], cut, times)
+
+
+def _round_over(trace: RoutingTrace, rows: Sequence[TracePosition], cut: _Cut, times: ComputeTimes) -> RoundTrace:
     layers = range(trace.header.num_layers)
     true = [list(dict.fromkeys(expert for row in rows for expert in row.true[layer])) for layer in layers]
     return RoundTrace(

@@ -74,7 +74,7 @@ def recorded_setting(trace: RoutingTrace) -> Setting:
     """What the recorded run ran with."""
     header, options = trace.header, trace.header.options
     is_on_demand = options.get("mode") == "on_demand"
-    is_lru = options.get("eviction") == "lru" or (is_on_demand and options.get("eviction") != "next_use")
+    automatic = Eviction.LRU if is_on_demand else Eviction.NEXT_USE
     is_eager = header.device == "cpu"
     num_begun = options.get("link_threads", _LINK_THREADS) if is_eager else _BEGUN_ON_GPU
     return Setting(
@@ -86,7 +86,7 @@ def recorded_setting(trace: RoutingTrace) -> Setting:
             prefetch=options.get("prefetch", True) and not is_on_demand,
             link_depth=options.get("link_depth", _LINK_DEPTH),
             lookahead_tok=options.get("lookahead_tok"),
-            eviction=Eviction.LRU if is_lru else Eviction.NEXT_USE,
+            eviction=Eviction(options.get("eviction", automatic)),
         ),
         is_eager=is_eager,
     )

@@ -8,6 +8,7 @@ and below its continuation past the deepest depth known. Owns no choice.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 
 from moespeq.residency.regime import AcceptanceRegime, CostRegime, NewRegime
@@ -78,9 +79,15 @@ class DepthEstimate:
         return chances
 
     def round_s(self, k: int, *, is_hopeful: bool = False) -> float:
-        """T_round(k). Past the deepest known depth costs go on as they rose, or, hopefully, no more than they are."""
-        draft_s = (k + 1) * self._draft_step_s.value if k else 0.0
-        return draft_s + self._verify_at(k, is_hopeful=is_hopeful)
+        """T_round(k). Past the deepest known depth costs go on as they rose, or, hopefully, no more than they are.
+
+        A plain round asks for least, so it takes no longer than the shortest that drafts: measured among drafts, whose
+        guesses fill slots, plain rounds look slower than plain decoding is.
+        """
+        if k:
+            return (k + 1) * self._draft_step_s.value + self._verify_at(k, is_hopeful=is_hopeful)
+        drafting_s = (self.round_s(known) for known in self._known if known)
+        return min(self._verify_at(0, is_hopeful=is_hopeful), min(drafting_s, default=math.inf))
 
     def tokens_per_s(self, k_max: int, *, benefit_of_doubt_tok: float | None = None) -> list[float]:
         """Theta(0..k_max), the expected committed tokens per second; with a benefit of doubt as high as it may be."""

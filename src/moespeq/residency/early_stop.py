@@ -10,8 +10,9 @@ accepted. So a confidence counts as the share of such tokens that was accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
-__all__ = ["ConfidenceCalibration", "drafting_on_gain_s", "stopping_step"]
+__all__ = ["ConfidenceCalibration", "StoppingRule", "drafting_on_gain_s", "stopping_step"]
 
 _NUM_BINS = 10
 _PRIOR_TOK = 8.0  # a bin with fewer tokens than this is drawn to the share of all
@@ -29,6 +30,11 @@ class ConfidenceCalibration:
         at = _bin_of(confidence)
         self._judged[at] += 1.0
         self._accepted[at] += float(is_accepted)
+
+    @property
+    def num_tok(self) -> int:
+        """How many were observed."""
+        return int(sum(self._judged))
 
     @property
     def mean(self) -> float:
@@ -61,17 +67,29 @@ def stopping_step(chances: Sequence[float], *, mean_chance: float, step_s: Seque
 
     step_s: what the first, second, ... token costs beyond a round that drafts one fewer.
     """
-    survives = 1.0
-    for drafted, chance in enumerate(chances, start=1):
-        survives *= chance
-        further_s = step_s[drafted : len(chances)]
-        if (
-            further_s
-            and drafting_on_gain_s(survives, mean_chance=mean_chance, further_s=further_s, tokens_per_s=tokens_per_s)
-            <= 0.0
-        ):
-            return drafted
-    return len(chances)
+    rule = StoppingRule(mean_chance=mean_chance, step_s=step_s[: len(chances)], tokens_per_s=tokens_per_s)
+    return min(len(chances), 1 + sum(1 for _ in takewhile(rule.goes_on, chances)))
+
+
+class StoppingRule:
+    """Of one draft, whose tokens' chances come one by one. Mutable; see stopping_step."""
+
+    def __init__(self, *, mean_chance: float, step_s: Sequence[float], tokens_per_s: float) -> None:
+        self._mean_chance, self._step_s, self._tokens_per_s = mean_chance, step_s, tokens_per_s
+        self._survives = 1.0
+        self._drafted = 0
+
+    def goes_on(self, chance: float) -> bool:
+        """One more token was drafted, to be accepted with `chance` if those before it are: is another one worth it?"""
+        self._survives *= chance
+        self._drafted += 1
+        further_s = self._step_s[self._drafted :]
+        return not further_s or self._gain_s(further_s) > 0.0
+
+    def _gain_s(self, further_s: Sequence[float]) -> float:
+        return drafting_on_gain_s(
+            self._survives, mean_chance=self._mean_chance, further_s=further_s, tokens_per_s=self._tokens_per_s
+        )
 
 
 def _bin_of(confidence: float) -> int:

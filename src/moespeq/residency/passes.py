@@ -22,7 +22,7 @@ class PassKind(Enum):
 
 
 class Eviction(Enum):
-    """Which policy chooses victims. Engines take the first two; the others are for replays.
+    """Which policy chooses victims: ours, then the baselines beside which it is measured.
 
     CHUNK decides the order of fetches too; see baselines.
     """

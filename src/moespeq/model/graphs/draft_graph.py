@@ -18,7 +18,7 @@ from torch import Tensor
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import LayerExperts
-from moespeq.model.runner import Choose, OnStep
+from moespeq.model.runner import Choose, GoesOn, OnStep
 
 __all__ = ["DraftGraphs"]
 
@@ -69,21 +69,25 @@ class DraftGraphs:
         on_step: OnStep,
         *,
         num_chosen: int,
+        goes_on: GoesOn | None,
     ) -> None:
         """See Runner.draft."""
         step_graph = self._steps.get(bucket) or self.capture(bucket)
         self._token.fill_(token)
         self._place.fill_(position)
-        num_told = 0
-        for step in range(num_steps):
+        num_told = step = 0
+        while step < num_steps:
             step_graph.graph.replay()
             self._ring[step].copy_(self._routes, non_blocking=True)
             self._events[step].record(self._stream)
             if step < num_chosen:
                 self._token.copy_(choose(step_graph.logits, step))
+                if goes_on is not None and step + 1 < num_chosen and not goes_on():
+                    num_steps, num_chosen = step + 2, step + 1
             while num_told < step and self._events[num_told].query():
                 on_step(num_told, self._routes_of(num_told))
                 num_told += 1
+            step += 1
         for step in range(num_told, num_steps):
             self._events[step].synchronize()
             on_step(step, self._routes_of(step))

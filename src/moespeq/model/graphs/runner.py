@@ -24,7 +24,7 @@ from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
 from moespeq.model.one_layer_ahead import OneLayerAhead
-from moespeq.model.runner import Choose, OneStream, OnLayer, OnStep, max_k, rope_switch_lengths
+from moespeq.model.runner import Choose, GoesOn, OneStream, OnLayer, OnStep, max_k, rope_switch_lengths
 
 __all__ = ["GraphRunner"]
 
@@ -160,12 +160,20 @@ class GraphRunner:
         on_step: OnStep,
         *,
         num_chosen: int | None = None,
+        goes_on: GoesOn | None = None,
     ) -> None:
         assert self._draft is not None, "this engine was loaded without a draft"
         self._stream.check()
         num_chosen = num_steps - 1 if num_chosen is None else num_chosen
         self._draft.draft(
-            token, position, self.buckets.above(position), num_steps, choose, on_step, num_chosen=num_chosen
+            token,
+            position,
+            self.buckets.above(position),
+            num_steps,
+            choose,
+            on_step,
+            num_chosen=num_chosen,
+            goes_on=goes_on,
         )
 
     def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> Tensor:
