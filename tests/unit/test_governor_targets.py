@@ -75,8 +75,7 @@ def test_behind_a_rejection_a_draft_foretells_nothing_of_the_text() -> None:
     assert routed.draft == [trace.positions[at].draft for at in (3, 24, 25, 26, 27)]
 
 
-def test_a_seeds_confidences_end_no_draft() -> None:
-    """A base's confidence says little of acceptance: here nothing."""
+def test_confidences_that_say_nothing_end_no_draft() -> None:
     trace = synthetic_trace(LAYERS, EXPERTS, num_positions=1000, acceptance=0.95)
     positions = [replace(one, confidence=(at * 0.618) % 1.0) for at, one in enumerate(trace.positions)]
     trace = replace(trace, positions=positions)
