@@ -16,7 +16,7 @@ from moespeq.replay.rounds import round_at
 from moespeq.replay.routing_trace import RoutingTrace
 from moespeq.replay.timing import ComputeTimes
 from moespeq.replay.virtual import VirtualClock, VirtualMover
-from moespeq.replay.what_if import Setting
+from moespeq.replay.what_if import Setting, slots_at_first
 from moespeq.residency import Governor, Residency, ResidencyCounters
 from moespeq.types import StepReport
 
@@ -47,7 +47,7 @@ def replay_governed(
         num_bytes=lambda key: setting.record_bytes[key.layer],
         options=setting.options,
     )
-    play_prompt([range(header.num_experts)] * header.num_layers, residency)
+    play_prompt(slots_at_first(header, setting.num_slots), residency)
     reports: list[StepReport] = []
     start, last = 0, len(verdicts) - 1
     while start < last:
