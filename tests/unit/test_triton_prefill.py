@@ -1,4 +1,4 @@
-"""A prompt's experts by the grouped kernels, in waves, against the same experts multiplied one by one."""
+"""A prompt's experts in waves, by the kernels of few and of many pairs, against the same experts one by one."""
 
 from __future__ import annotations
 
@@ -48,18 +48,44 @@ class Released:
         return torch.Event()
 
 
-@pytest.mark.parametrize("wave_size", [1, 2, NUM_EXPERTS])
-def test_a_prompt_is_the_weighted_sum_of_its_experts(wave_size: int) -> None:
-    layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.FIXED, NUM_EXPERTS)
-    experts = DeviceExperts(layer.slots, layer.bank, layer.geometry, [Layout.FIXED], NUM_EXPERTS, "silu")
+@pytest.mark.parametrize(
+    ("wave_size", "num_rows", "layout"),
+    [
+        (1, 70, Layout.FIXED),
+        (NUM_EXPERTS, 70, Layout.FIXED),
+        (2, 200, Layout.FIXED),
+        (NUM_EXPERTS, 200, Layout.FIXED),
+        (2, 200, Layout.PLAIN),
+    ],
+)
+def test_a_prompt_is_the_weighted_sum_of_its_experts(wave_size: int, num_rows: int, layout: Layout) -> None:
+    layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, layout, NUM_EXPERTS)
+    experts = DeviceExperts(layer.slots, layer.bank, layer.geometry, [layout], NUM_EXPERTS, "silu")
     released = Released()
-    prefill = PrefillExperts(experts, InWaves(wave_size), None, [], top_k=TOP_K, release=released)  # type: ignore[arg-type]
+    prefill = PrefillExperts(
+        experts,
+        InWaves(wave_size),  # type: ignore[arg-type]
+        top_k=TOP_K,
+        max_rows=200,
+        scratch_bytes=layer.geometry.bf16_bytes,
+        release=released,
+    )
     torch.manual_seed(0)
-    hidden = torch.randn(70, HIDDEN).to(torch.bfloat16)
-    routes, weights = random_routes(70, TOP_K, NUM_EXPERTS, seed=1), torch.rand(70, TOP_K).to(torch.bfloat16)
+    hidden = torch.randn(num_rows, HIDDEN).to(torch.bfloat16)
+    routes = random_routes(num_rows, TOP_K, NUM_EXPERTS, seed=1)
+    weights = torch.rand(num_rows, TOP_K).to(torch.bfloat16)
     routes[:60, 0], routes[:60, 1] = 3, 1  # more pairs than one group holds
-    found = prefill.of(70)(0, hidden, routes, weights)
-    exact = exact_products(layer, hidden, routes).view(70, TOP_K, HIDDEN)
+    found = prefill.of(num_rows)(0, hidden, routes, weights)
+    exact = exact_products(layer, hidden, routes).view(num_rows, TOP_K, HIDDEN)
     expected = (exact * weights.float()[..., None]).sum(1)
     assert (found.float() - expected).norm() <= 0.03 * expected.norm()  # the interpreter cuts where a GPU rounds
     assert sorted(released.slots) == sorted({NUM_EXPERTS - 1 - expert for expert in routes.reshape(-1).tolist()})
+
+
+def test_long_prompts_take_the_kernels_that_decode_an_expert_once_and_both_are_compiled_at_load() -> None:
+    layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.PLAIN, NUM_EXPERTS)
+    experts = DeviceExperts(layer.slots, layer.bank, layer.geometry, [Layout.PLAIN], NUM_EXPERTS, "silu")
+    prefill = PrefillExperts(experts, InWaves(1), top_k=TOP_K, max_rows=1000, scratch_bytes=0, release=Released())  # type: ignore[arg-type]
+    assert prefill.of(160) is prefill.of(1)
+    assert prefill.of(161) is prefill.of(1000) is not prefill.of(160)
+    prefill.warm_up()
