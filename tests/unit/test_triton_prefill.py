@@ -11,6 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 from kernel_cases import Layer, exact_products, make_layer, random_routes
+from moespeq.kernels.chunk_table import ChunkTable
+from moespeq.model.graphs import prefill_experts as prefill_module
 from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.wave_products import DeviceExperts
 from moespeq.nested import DEFAULT_FORMAT, Layout
@@ -82,10 +84,46 @@ def test_a_prompt_is_the_weighted_sum_of_its_experts(wave_size: int, num_rows: i
     assert sorted(released.slots) == sorted({NUM_EXPERTS - 1 - expert for expert in routes.reshape(-1).tolist()})
 
 
-def test_long_prompts_take_the_kernels_that_decode_an_expert_once_and_both_are_compiled_at_load() -> None:
+def test_long_prompts_take_other_kernels_and_both_are_launched_once_a_layout_at_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[str, Layout]] = []
+    monkeypatch.setattr(prefill_module, "weighted_sum", lambda products, _: products)
+    for name in ("verify_experts", "prefill_experts"):
+        monkeypatch.setattr(
+            prefill_module,
+            name,
+            lambda *_, name=name, layout, **__: launched.append((name, layout)),
+        )
     layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.PLAIN, NUM_EXPERTS)
-    experts = DeviceExperts(layer.slots, layer.bank, layer.geometry, [Layout.PLAIN], NUM_EXPERTS, "silu")
-    prefill = PrefillExperts(experts, InWaves(1), top_k=TOP_K, max_rows=1000, scratch_bytes=0, release=Released())  # type: ignore[arg-type]
-    assert prefill.of(160) is prefill.of(1)
-    assert prefill.of(161) is prefill.of(1000) is not prefill.of(160)
+    layouts = [Layout.FIXED, Layout.PLAIN, Layout.FIXED]
+    experts = DeviceExperts(layer.slots, layer.bank, layer.geometry, layouts, NUM_EXPERTS, "silu")
+    prefill = PrefillExperts(
+        experts,
+        InWaves(NUM_EXPERTS),  # type: ignore[arg-type]
+        top_k=TOP_K,
+        max_rows=161,
+        scratch_bytes=layer.geometry.bf16_bytes,
+        release=Released(),
+    )
     prefill.warm_up()
+    wanted = {(name, layout) for name in ("verify_experts", "prefill_experts") for layout in layouts}
+    assert sorted(launched, key=str) == sorted(wanted, key=str)
+    for num_rows, name in ((160, "verify_experts"), (161, "prefill_experts")):  # 64 pairs an expert, and more
+        launched.clear()
+        hidden, weights = torch.ones(num_rows, HIDDEN, dtype=torch.bfloat16), torch.ones(num_rows, TOP_K)
+        prefill.of(num_rows)(1, hidden, random_routes(num_rows, TOP_K, NUM_EXPERTS, seed=0), weights)
+        assert launched == [(name, Layout.PLAIN)]
+
+
+def test_a_batch_with_no_groups_writes_nothing() -> None:
+    layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.FIXED, NUM_EXPERTS)
+    table = ChunkTable(NUM_EXPERTS, 10, "cpu", num_waves=1, group_pairs=None)
+    table.clear()
+    products, inner = torch.full((10, HIDDEN), 7.0).bfloat16(), torch.full((10, INTER), 7.0).bfloat16()
+    scratch = torch.full((layer.geometry.bf16_bytes // 2,), 7.0).bfloat16()
+    prefill_module.prefill_experts(
+        torch.ones(10, HIDDEN).bfloat16(), table, layer.slots, layer.bank, products, inner, scratch,
+        geometry=layer.geometry, layout=Layout.FIXED, top_k=1, activation="silu",
+    )  # fmt: skip
+    assert all((tensor == 7.0).all() for tensor in (products, inner, scratch))
