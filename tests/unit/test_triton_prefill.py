@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 
 from kernel_cases import Layer, exact_products, make_layer, random_routes
 from moespeq.kernels.chunk_table import ChunkTable
+from moespeq.kernels.verify_table import RoutedPairs
 from moespeq.model.graphs import prefill_experts as prefill_module
 from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.wave_products import DeviceExperts
@@ -118,7 +120,9 @@ def test_long_prompts_take_other_kernels_and_both_are_launched_once_a_layout_at_
 
 def test_a_batch_with_no_groups_writes_nothing() -> None:
     layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.FIXED, NUM_EXPERTS)
-    table = ChunkTable(NUM_EXPERTS, 10, "cpu", num_waves=1, group_pairs=None)
+    table, pairs = ChunkTable(NUM_EXPERTS, 10, "cpu", num_waves=1, group_pairs=None), RoutedPairs(np.zeros((10, 1)))
+    table.begin_layer(pairs)
+    table.fill(0, pairs, [0], [0], [0])  # what an earlier wave left behind
     table.clear()
     products, inner = torch.full((10, HIDDEN), 7.0).bfloat16(), torch.full((10, INTER), 7.0).bfloat16()
     scratch = torch.full((layer.geometry.bf16_bytes // 2,), 7.0).bfloat16()

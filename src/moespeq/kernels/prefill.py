@@ -1,6 +1,6 @@
 """A prompt's experts on the device: a batch of them is decoded once, then multiplied by all its pairs in large tiles.
 
-Owns the two products of a wave and its cut into batches that fit the scratch; how records become matrices is `decode`.
+Owns a wave's two products and their cut into batches that fit the scratch; how records become matrices is `decode`.
 Shapes: T rows, K experts a row, P = T * K routed pairs, H hidden, I intermediate; a program computes BM pairs times BN
 weight rows, BK columns at a time.
 
@@ -58,22 +58,18 @@ def prefill_experts(
     The table has one group for each expert. slots uint8 [S, slot bytes] hold residual records, bank uint8
     [rows, base bytes] the bases; scratch, bf16 and flat, holds at least one matrix unless records are plain.
     """
-    kind = FUSED_ACTIVATIONS[activation]
-    for groups in _batches(table, geometry, layout, scratch):
-        for m, x, out, fused in ((geometry.up, hidden, inner, kind), (geometry.down, inner, products, "none")):
-            if layout is not Layout.PLAIN:
+    is_plain, kind = layout is Layout.PLAIN, FUSED_ACTIVATIONS[activation]
+    for m, x, out, fused in ((geometry.up, hidden, inner, kind), (geometry.down, inner, products, "none")):
+        num_groups = len(table.counts)
+        for groups in _batches(num_groups, num_groups if is_plain else scratch.numel() // (m.rows * m.cols)):
+            if not is_plain:
                 decode_groups(table, groups, slots, bank, scratch, geometry=geometry, m=m, layout=layout)
             _multiply(x, out, table, groups, slots, bank, scratch, geometry, m, layout, top_k, fused)
 
 
-def _batches(table: ChunkTable, geometry: ExpertGeometry, layout: Layout, scratch: torch.Tensor) -> Iterator[range]:
-    """The table's groups in as few runs as scratch allows, about equally long: a run of one fills no device."""
-    num_groups = len(table.counts)
-    most = num_groups
-    if layout is not Layout.PLAIN:
-        largest = max(m.rows * m.cols for m in (geometry.up, geometry.down))
-        most = scratch.numel() // largest
-        assert most > 0, (scratch.numel(), largest)
+def _batches(num_groups: int, most: int) -> Iterator[range]:
+    """Runs of at most so many groups, as few as can be and about equally long: a run of one fills no device."""
+    assert most > 0, "the scratch holds no matrix"
     size = triton.cdiv(num_groups, triton.cdiv(num_groups, most))
     for begin in range(0, num_groups, size):
         yield range(begin, min(begin + size, num_groups))

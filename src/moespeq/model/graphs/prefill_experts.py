@@ -2,7 +2,7 @@
 
 The link is the floor of a prefill, so what host and device do for a record must take less time than its copy. Where
 experts get few pairs each, the verify kernels do it in two launches a wave; where they get more, an expert is decoded
-once and multiplied in large tiles (`kernels.prefill`), four launches a batch of experts.
+once and multiplied in large tiles (`kernels.prefill`), in two launches a matrix of a batch of experts.
 
 Shapes: T rows, K experts a row, P = T * K routed pairs, H hidden, I intermediate.
 """
