@@ -1,4 +1,4 @@
-"""Kernels alone, on this machine's GPU: draft, verify and decode at four models' shapes. Prints a table, writes JSON.
+"""Kernels alone, on this machine's GPU: draft, verify, decode, prefill at four models' shapes. A table, and JSON.
 
     python benchmarks/kernel_speed.py [--out kernels.json] [--shapes qwen1.5-moe phi-3.5-moe ...]
 
@@ -13,19 +13,24 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from moespeq.kernels.chunk_table import GROUP_PAIRS, ChunkTable
 from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
 from moespeq.kernels.geometry import READ_AHEAD_BYTES, ExpertGeometry
+from moespeq.kernels.prefill import prefill_experts
 from moespeq.kernels.verify import verify_experts
 from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.nested import DEFAULT_FORMAT, Layout, encode_base, encode_record, pack_base
+from moespeq.plan import cuda_scratch_bytes
 
 ROWS = 33
+PAIRS_PER_EXPERT = (32, 64, 128, 256, 1024)  # of a prompt, on average
 L2_BYTES = 64 << 20
 
 
@@ -86,6 +91,12 @@ def measure(name: str, shape: Shape) -> dict[str, float]:
         if layout is not Layout.PLAIN:
             seconds = time_decode(shape, geometry, layout, bank, slots[layout])
             figures[f"decode_{layout.value}_gb_per_s"] = 2e-9 * shape.distinct * shape.weights_per_expert / seconds
+        for num_pairs in PAIRS_PER_EXPERT:
+            table = f"{layout.value}_{num_pairs}_us"
+            few_s, many_s = time_prompt(shape, geometry, layout, bank, slots[layout], num_pairs)
+            figures |= {f"prompt_verify_{table}": 1e6 * few_s, f"prompt_prefill_{table}": 1e6 * many_s}
+            num_flop = 2 * num_pairs * shape.distinct * shape.weights_per_expert
+            figures[f"prompt_prefill_{layout.value}_{num_pairs}_tflop_per_s"] = 1e-12 * num_flop / many_s
     print(name, flush=True)
     for key, value in figures.items():
         print(f"  {key:32} {value:10.2f}", flush=True)
@@ -153,6 +164,36 @@ def time_verify(
             geometry=geometry, layout=layout, top_k=shape.top_k, activation="silu",
         )
     )  # fmt: skip
+
+
+def time_prompt(
+    shape: Shape,
+    geometry: ExpertGeometry,
+    layout: Layout,
+    bank: torch.Tensor,
+    slots: torch.Tensor,
+    pairs_per_expert: int,
+) -> tuple[float, float]:
+    """Seconds of a layer of all experts in one wave: (verify kernels in groups, prefill kernels)."""
+    num_rows = pairs_per_expert * shape.distinct // shape.top_k
+    favour = np.random.default_rng(0).gamma(4.0, size=shape.distinct)  # half as much again, or half, is usual
+    scores = np.log(favour) + np.random.default_rng(1).gumbel(size=(num_rows, shape.distinct))
+    pairs = RoutedPairs(scores.argsort(1)[:, -shape.top_k :])
+    hidden = torch.randn(num_rows, shape.hidden, device="cuda").to(torch.bfloat16)
+    products = torch.empty(num_rows * shape.top_k, shape.hidden, dtype=torch.bfloat16, device="cuda")
+    inner = torch.empty(num_rows * shape.top_k, shape.intermediate, dtype=torch.bfloat16, device="cuda")
+    scratch = torch.empty(cuda_scratch_bytes(geometry.bf16_bytes) // 2, dtype=torch.bfloat16, device="cuda")
+    seconds = []
+    for group_pairs, multiply in ((GROUP_PAIRS, verify_experts), (None, partial(prefill_experts, scratch=scratch))):
+        table = ChunkTable(shape.distinct, num_rows * shape.top_k, "cuda", num_waves=1, group_pairs=group_pairs)
+        table.begin_layer(pairs)
+        table.fill(0, pairs, pairs.experts.tolist(), pairs.experts.tolist(), pairs.experts.tolist())
+        run = partial(
+            multiply, hidden, table, slots, bank, products, inner,
+            geometry=geometry, layout=layout, top_k=shape.top_k, activation="silu",
+        )  # fmt: skip
+        seconds.append(time_graph(run))
+    return seconds[0], seconds[1]
 
 
 def spread_routes(shape: Shape) -> np.ndarray:

@@ -19,11 +19,14 @@ from kernel_cases import (
 
 pytest.importorskip("triton")
 
+from moespeq.kernels.chunk_table import ChunkTable
 from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
 from moespeq.kernels.experts import combine
 from moespeq.kernels.geometry import ExpertGeometry
+from moespeq.kernels.prefill import prefill_experts
 from moespeq.kernels.verify import verify_experts
+from moespeq.kernels.verify_table import RoutedPairs
 from moespeq.kernels.weighted_sum import weighted_sum
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
 
@@ -103,6 +106,56 @@ def test_rows_are_the_same_alone_and_at_any_place_among_others(layout: Layout) -
     for row in (0, 7, 32):
         alone = verify(layer, hidden[row : row + 1].contiguous(), routes[row : row + 1], max_rows=33)
         assert same_bits(alone, together[row])
+
+
+def prefill(
+    layer: Layer, hidden: torch.Tensor, routes: torch.Tensor, *, waves: list[list[int]], num_decoded: int = 2
+) -> torch.Tensor:
+    geometry = layer.geometry
+    products = torch.full((routes.numel(), geometry.hidden), torch.nan, dtype=torch.bfloat16, device="cuda")
+    inner = torch.full((routes.numel(), geometry.intermediate), torch.nan, dtype=torch.bfloat16, device="cuda")
+    scratch = torch.full((num_decoded * geometry.up.rows * geometry.up.cols,), torch.nan, device="cuda").bfloat16()
+    pairs, last = RoutedPairs(routes.cpu().numpy()), len(layer.experts) - 1
+    table = ChunkTable(len(layer.experts), routes.numel(), "cuda", num_waves=len(waves), group_pairs=None)
+    table.begin_layer(pairs)
+    for number, wave in enumerate(waves):
+        table.fill(number, pairs, wave, [last - expert for expert in wave], layer.bank_rows[wave].tolist())
+        prefill_experts(
+            hidden, table, layer.slots, layer.bank, products, inner, scratch,
+            geometry=geometry, layout=layer.layout, top_k=routes.shape[1], activation="silu",
+        )  # fmt: skip
+    return products
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:1] + FORMATS[2:3], ids=str)
+@pytest.mark.parametrize("shapes", [QWEN, NARROW, TINY, ODD], ids=str)
+def test_a_prompts_products_are_right_and_equal_in_all_layouts(shapes: tuple, fmt: BaseFormat) -> None:
+    hidden = torch.randn(300, shapes[0][1], device="cuda").to(torch.bfloat16)
+    routes = random_routes(300, 2, 4, seed=1)  # about 150 pairs an expert: a tile and a part of one
+    found = {}
+    for layout in Layout:
+        layer = make_layer(shapes, fmt, layout, 4, device="cuda", base_in_slot=layout is Layout.CODE_WIDTH)
+        found[layout] = prefill(layer, hidden, routes, waves=[[0, 1, 2, 3]])
+    wanted = exact_products(layer, hidden, routes)
+    assert (found[Layout.PLAIN].float() - wanted).norm() < 0.006 * wanted.norm()
+    assert same_bits(found[Layout.FIXED], found[Layout.PLAIN])
+    assert same_bits(found[Layout.CODE_WIDTH], found[Layout.PLAIN])
+
+
+@pytest.mark.parametrize("layout", [Layout.FIXED, Layout.PLAIN])
+def test_a_prompts_pair_has_the_same_bits_alone_at_any_place_and_in_any_wave(layout: Layout) -> None:
+    layer = make_layer(QWEN, DEFAULT_FORMAT, layout, 4, device="cuda")
+    hidden = torch.randn(700, QWEN[0][1], device="cuda").to(torch.bfloat16)
+    routes = random_routes(700, 2, 4, seed=2)
+    together = prefill(layer, hidden, routes, waves=[[0, 1, 2, 3]])
+    assert same_bits(prefill(layer, hidden, routes, waves=[[3], [1, 0], [2]], num_decoded=1), together)
+    order = torch.randperm(700)
+    moved = prefill(layer, hidden[order.cuda()].contiguous(), routes[order], waves=[[2, 0, 1, 3]], num_decoded=4)
+    assert same_bits(moved.view(700, 2, -1), together.view(700, 2, -1)[order.cuda()])
+    for row in (0, 127, 128, 699):
+        experts = sorted(routes[row].tolist())
+        alone = prefill(layer, hidden[row : row + 1].contiguous(), routes[row : row + 1], waves=[experts])
+        assert same_bits(alone, together.view(700, 2, -1)[row])
 
 
 def test_a_captured_launch_serves_other_routes_and_waves() -> None:

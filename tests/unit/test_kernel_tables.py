@@ -72,6 +72,16 @@ def test_a_chunks_groups_cut_an_experts_pairs_without_losing_one(num_rows: int) 
         assert list(itertools.chain(*mine)) == pairs_of(live, expert)
 
 
+def test_a_chunks_group_may_hold_all_pairs_of_an_expert() -> None:
+    live = routes(700)
+    pairs, table = RoutedPairs(live), ChunkTable(NUM_EXPERTS, 3 * 700, "cpu", num_waves=1, group_pairs=None)
+    table.begin_layer(pairs)
+    wave = pairs.experts.tolist()[::-1]
+    table.fill(0, pairs, wave, wave, wave)
+    assert [(row, found) for _, row, found in groups_of(table)] == [(e, pairs_of(live, e)) for e in wave]
+    assert table.counts == [len(pairs_of(live, expert)) for expert in wave]
+
+
 def test_waves_of_a_layer_share_its_pairs() -> None:
     live = routes(60)
     pairs, table = RoutedPairs(live), ChunkTable(NUM_EXPERTS, 180, "cpu", num_waves=2)

@@ -9,7 +9,15 @@ import pytest
 
 from moespeq.config import LoadOptions
 from moespeq.errors import BudgetError, UsageError
-from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory, resolve_options
+from moespeq.plan import (
+    Machine,
+    MemoryNeeds,
+    MemoryPlan,
+    cuda_scratch_bytes,
+    least_memory_bytes,
+    plan_memory,
+    resolve_options,
+)
 from moespeq.types import ModelShape
 
 MIB, GIB = 2**20, 2**30
@@ -76,12 +84,22 @@ def test_qwen_in_12_gib_has_more_than_200_slots() -> None:
 def test_every_use_of_the_workspace_is_a_figure_with_a_reason_and_they_add_up() -> None:
     plan = planned(device_memory=12 * GIB)
     figures = {figure.name: figure.num_bytes for figure in plan.workspace}
-    assert set(figures) == {"activations", "mask", "logits", "scratch", "graphs", "pools", "context"}
+    assert set(figures) == {"activations", "intermediates", "mask", "logits", "scratch", "graphs", "pools", "context"}
     assert all(figure.num_bytes > 0 and figure.reason for figure in plan.workspace)
     assert plan.workspace_bytes == sum(figures.values())
     assert figures["context"] == 880 * MIB
     parts = (plan.dense_bytes, plan.base_bytes, plan.kv_bytes, plan.workspace_bytes, plan.slots_bytes)
     assert plan.total_bytes == sum(parts)
+
+
+def test_a_gpu_decodes_into_64_mib_or_room_for_two_experts() -> None:
+    large = replace(QWEN, matrices=(("up", 28672, 4096), ("down", 4096, 14336)))
+    for shape, wanted_bytes in ((QWEN, 64 * MIB), (large, 2 * 2 * large.weights_per_expert)):
+        figures = {
+            figure.name: figure for figure in planned(needs=replace(NEEDS, shape=shape), ctx_size=1024).workspace
+        }
+        assert figures["scratch"].num_bytes == wanted_bytes == cuda_scratch_bytes(2 * shape.weights_per_expert)
+        assert figures["intermediates"].num_bytes == 2 * 1024 * 4 * shape.matrices[-1][2]
 
 
 def test_the_driver_and_the_graphs_cost_nothing_on_a_cpu() -> None:

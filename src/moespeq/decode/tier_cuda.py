@@ -24,7 +24,7 @@ from moespeq.hardware.gpu import require_gpu
 from moespeq.kernels.decode import decode_expert
 from moespeq.kernels.draft import draft_experts
 from moespeq.kernels.geometry import ExpertGeometry
-from moespeq.model.experts import DraftExperts, TargetExperts, math_of
+from moespeq.model.experts import DraftExperts, TargetExperts
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import release_layers
@@ -33,11 +33,10 @@ from moespeq.model.graphs.runner import GraphRunner
 from moespeq.model.graphs.suitable import activation_of, why_not_graphs
 from moespeq.model.graphs.wave_products import DeviceExperts, Release, WaveProducts
 from moespeq.model.loading import load_config, load_without_experts
-from moespeq.model.quantizer import experts_modules
 from moespeq.model.runner import EagerRunner, Runner
 from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.nested import Layout
-from moespeq.plan import MemoryPlan
+from moespeq.plan import MemoryPlan, cuda_scratch_bytes
 from moespeq.ports import Clock
 from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
@@ -147,21 +146,10 @@ def _runner(
     release: Release,
 ) -> tuple[Runner, Mapping[str, str]]:
     """Graphs where the model allows them, else passes as torch runs them."""
-    manifest = store.manifest
-    bank = memory.bank
-    weights = ExpertWeights(
-        slots=memory.slots,
-        layouts=memory.layouts,
-        shapes=manifest.shapes,
-        fmt=manifest.base_format,
-        bank=bank,
-        decode=partial(_decode, memory.geometry),
-    )
-    target = TargetExperts(weights, residency, release)
+    manifest, bank = store.manifest, memory.bank
     reason = why_not_graphs(model)
     if reason is not None:
-        draft = DraftExperts(weights)
-        eager = EagerRunner(model, context_tok=plan.context_tok, rows=options.row_bucket, draft=draft, target=target)
+        eager = _eager_runner(store, options, plan, model, memory, residency, release)
         return eager, {"draft": f"eager: {reason}", "verify": f"eager: {reason}"}
     operators.register()
     model.set_attn_implementation(operators.NAME)
@@ -175,7 +163,6 @@ def _runner(
         manifest.num_experts,
         activation_of(model),
     )
-    maths = [math_of(module) for _, module in experts_modules(model)]
     top_k = manifest.top_k
     runner = GraphRunner(
         model,
@@ -186,10 +173,43 @@ def _runner(
         top_k=top_k,
         draft=None if bank is None else _draft_layer(memory, bank, manifest.num_experts, activation_of(model)),
         products=WaveProducts(experts, residency, pool, rows=options.row_bucket, top_k=top_k, release=release),
-        prefill=PrefillExperts(experts, residency, target, maths, top_k=top_k, release=release),
+        prefill=PrefillExperts(
+            experts,
+            residency,
+            top_k=top_k,
+            max_rows=min(options.prefill_rows, plan.context_tok),
+            scratch_bytes=cuda_scratch_bytes(memory.geometry.bf16_bytes),
+            release=release,
+        ),
     )
     runner.warm_up()
     return runner, runner.facts
+
+
+def _eager_runner(
+    store: Store,
+    options: LoadOptions,
+    plan: MemoryPlan,
+    model: PreTrainedModel,
+    memory: _Memory,
+    residency: Residency,
+    release: Release,
+) -> EagerRunner:
+    weights = ExpertWeights(
+        slots=memory.slots,
+        layouts=memory.layouts,
+        shapes=store.manifest.shapes,
+        fmt=store.manifest.base_format,
+        bank=memory.bank,
+        decode=partial(_decode, memory.geometry),
+    )
+    return EagerRunner(
+        model,
+        context_tok=plan.context_tok,
+        rows=options.row_bucket,
+        draft=DraftExperts(weights),
+        target=TargetExperts(weights, residency, release),
+    )
 
 
 def _draft_layer(

@@ -1,9 +1,9 @@
-"""What launches of the verify kernels compute for a prefill: many rows, so an expert may have many groups of pairs.
+"""What launches over a prefill's wave compute: many rows, so an expert may have many routed pairs.
 
 The kernels take a table as they find it (see verify_table). This one's pairs are written once a layer, its groups once
 a wave, by copies in the order of the stream: one table on the device is enough, and only the pinned buffers that copies
-still read must be left alone. An expert's pairs are cut into groups of GROUP_PAIRS, each of which decodes the expert
-again: cheap as long as the link is slower than that.
+still read must be left alone. For the verify kernels an expert's pairs are cut into groups of GROUP_PAIRS, each of
+which decodes the expert again; the prefill kernels, which decode it once, take a group of all its pairs.
 """
 
 from __future__ import annotations
@@ -21,26 +21,39 @@ GROUP_PAIRS = 48  # six row tiles share a decoded block
 
 
 class ChunkTable:
-    """A table for passes of any number of rows up to `max_pairs` routed pairs over `num_experts` experts a layer.
+    """A table for passes of up to `max_pairs` routed pairs over `num_experts` experts a layer, in groups of at most
+    `group_pairs`, or of an expert's whole pairs where that is None.
 
-    max_groups and max_rows, which the kernels' grid and unrolling follow, are those of the wave last filled.
+    counts: the pairs of each group of the wave last filled; max_groups and max_rows are what the verify kernels' grid
+    and unrolling follow.
     """
 
-    max_rows = GROUP_PAIRS
-
-    def __init__(self, num_experts: int, max_pairs: int, device: torch.device | str, *, num_waves: int) -> None:
-        most_groups = num_experts + max_pairs // GROUP_PAIRS
-        self.pairs_at = GROUPS_AT + GROUP_INTS * most_groups
-        self.max_groups = 0
+    def __init__(
+        self,
+        num_experts: int,
+        max_pairs: int,
+        device: torch.device | str,
+        *,
+        num_waves: int,
+        group_pairs: int | None = GROUP_PAIRS,
+    ) -> None:
+        self.max_rows = group_pairs or max_pairs
+        self.pairs_at = GROUPS_AT + GROUP_INTS * (num_experts + max_pairs // self.max_rows)
+        self.counts: list[int] = []
         self.device = torch.zeros(self.pairs_at + max_pairs, dtype=torch.int32, device=device)
         is_pinned = torch.device(device).type == "cuda"
         self._pairs = torch.zeros(max_pairs, dtype=torch.int32, pin_memory=is_pinned)
         self._waves = torch.zeros(num_waves, self.pairs_at, dtype=torch.int32, pin_memory=is_pinned)
         self._values = self._waves.numpy()
 
+    @property
+    def max_groups(self) -> int:
+        """Groups of the wave last filled."""
+        return len(self.counts)
+
     def clear(self) -> None:
         """A table of no groups, over which a launch does nothing."""
-        self.max_groups = 1
+        self.counts = [1]  # a grid is never empty
         self.device[0] = 0
 
     def begin_layer(self, pairs: RoutedPairs) -> None:
@@ -55,15 +68,16 @@ class ChunkTable:
         """Write the groups of a wave through buffer `wave`, which no copy still reads; see VerifyTable.fill."""
         places = pairs.experts.searchsorted(experts)
         first, count = pairs.first[places], pairs.count[places]
-        num_groups = -(-count // GROUP_PAIRS)
+        num_groups = -(-count // self.max_rows)
         expert = np.repeat(np.arange(len(places)), num_groups)
-        begin = GROUP_PAIRS * (np.arange(len(expert)) - np.repeat(num_groups.cumsum() - num_groups, num_groups))
+        begin = self.max_rows * (np.arange(len(expert)) - np.repeat(num_groups.cumsum() - num_groups, num_groups))
         buffer, values = self._waves[wave], self._values[wave]
-        values[0] = self.max_groups = len(expert)
+        values[0] = len(expert)
         groups = values[GROUPS_AT : GROUPS_AT + GROUP_INTS * len(expert)].reshape(-1, GROUP_INTS)
         groups[:, 0] = np.asarray(slots)[expert]
         groups[:, 1] = np.asarray(bank_rows)[expert]
         groups[:, 2] = first[expert] + begin
-        groups[:, 3] = np.minimum(count[expert] - begin, GROUP_PAIRS)
+        groups[:, 3] = np.minimum(count[expert] - begin, self.max_rows)
+        self.counts = groups[:, 3].tolist()
         end = GROUPS_AT + GROUP_INTS * len(expert)
         self.device[:end].copy_(buffer[:end], non_blocking=True)

@@ -118,6 +118,11 @@ class ExpertGeometry:
         return self.down.cols
 
     @property
+    def bf16_bytes(self) -> int:
+        """Of both matrices."""
+        return 2 * sum(rows * cols for rows, cols in self.shapes)
+
+    @property
     def is_gated(self) -> bool:
         """`up` holds the gate's rows, then the up projection's."""
         return self.up.rows == 2 * self.down.cols

@@ -23,7 +23,7 @@ from moespeq.kernels import ExpertMath, combine, expert_products, group_by_exper
 from moespeq.model.weights import ExpertWeights
 from moespeq.residency import Residency
 
-__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "math_of", "register", "tag"]
+__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "register", "tag"]
 
 IMPLEMENTATION = "moespeq"
 
@@ -155,10 +155,10 @@ def register() -> None:
 def tag(modules: Sequence[nn.Module], switch: ExpertsSwitch) -> None:
     """Tell each experts module, in layer order, its layer and arithmetic."""
     for layer, module in enumerate(modules):
-        module.moespeq_site = ExpertsSite(layer, math_of(module), switch)  # type: ignore[assignment]
+        module.moespeq_site = ExpertsSite(layer, _math_of(module), switch)  # type: ignore[assignment]
 
 
-def math_of(module: nn.Module) -> ExpertMath:
+def _math_of(module: nn.Module) -> ExpertMath:
     """The arithmetic of an experts module besides its two products."""
     activate = module._apply_gate if module.has_gate else module.act_fn
     up_name = "gate_up_proj_bias" if module.has_gate else "up_proj_bias"

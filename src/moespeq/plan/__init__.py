@@ -3,7 +3,7 @@
 from moespeq.plan.depth import DepthLimits
 from moespeq.plan.machine import Machine, resolve_options
 from moespeq.plan.memory import MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
-from moespeq.plan.workspace import Figure
+from moespeq.plan.workspace import Figure, cuda_scratch_bytes
 
 __all__ = [
     "DepthLimits",
@@ -11,6 +11,7 @@ __all__ = [
     "Machine",
     "MemoryNeeds",
     "MemoryPlan",
+    "cuda_scratch_bytes",
     "least_memory_bytes",
     "plan_memory",
     "resolve_options",

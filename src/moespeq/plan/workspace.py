@@ -1,6 +1,7 @@
 """Device memory that is neither weights, cache nor slots: each use as its own figure, with what it follows from.
 
-T: rows of the longest prefill chunk; R: row bucket; H hidden; K experts a token; V vocabulary; B: length.
+T: rows of the longest prefill chunk; R: row bucket; H hidden; I intermediate; K experts a token; V vocabulary;
+B: length.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from moespeq.buckets import PROMPT_ROWS, LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
 from moespeq.types import ModelShape
 
-__all__ = ["Figure", "workspace"]
+__all__ = ["Figure", "cuda_scratch_bytes", "workspace"]
 
 _BF16_BYTES, _FLOAT_BYTES = 2, 4
 _ACTIVATION_COPIES = 8  # [T, H] tensors alive at once in a decoder layer's forward
 _LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
 _SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
 _PLAIN_SCRATCH_COPIES = 8  # while a GPU decodes it into a plain record, whose places and indices are wide integers
+_EAGER_SCRATCH_COPIES = 2  # on a GPU without graphs: the next is decoded while the last is held
+_PREFILL_SCRATCH_BYTES = 64 << 20  # 5 to 10 experts 2048 wide: a tile for every multiprocessor, and mostly in its cache
 _GRAPH_COPIES = 24  # [R, H] tensors alive at once inside a graph; all graphs share one pool
 _MOST_MASK_ROWS = 1024  # of a few rows' mask, once for each query head of a key head
 _GRAPH_BYTES = 256 << 10  # what the driver keeps of one graph that is ready to launch
@@ -38,8 +41,6 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
     """What the passes need beside weights, cache and slots, on the device that `options` name."""
     rows = max(min(options.prefill_rows, context_tok), options.row_bucket)
     hidden_bytes = rows * shape.hidden_size * _BF16_BYTES
-    expert_bytes = shape.weights_per_expert * _BF16_BYTES
-    scratch_copies = _PLAIN_SCRATCH_COPIES if options.records == "plain" else _SCRATCH_COPIES
     figures = (
         Figure(
             "activations",
@@ -52,16 +53,27 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
             options.row_bucket * shape.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES,
             f"{_LOGIT_COPIES} tensors [R, V] of {options.row_bucket} rows while a round is accepted",
         ),
-        Figure(
-            "scratch",
-            expert_bytes * scratch_copies,
-            f"{scratch_copies} experts of {format_bytes(expert_bytes)} in bf16",
-        ),
+        _scratch(shape, options),
     )
-    return figures + _cuda_workspace(shape, options, context_tok) if options.device == "cuda" else figures
+    return figures + _cuda_workspace(shape, options, context_tok, rows) if options.device == "cuda" else figures
 
 
-def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tuple[Figure, ...]:
+def cuda_scratch_bytes(expert_bytes: int) -> int:
+    """What a GPU keeps for decoded matrices; expert_bytes: of one expert in bf16."""
+    return max(_PREFILL_SCRATCH_BYTES, _EAGER_SCRATCH_COPIES * expert_bytes)
+
+
+def _scratch(shape: ModelShape, options: LoadOptions) -> Figure:
+    expert_bytes = shape.weights_per_expert * _BF16_BYTES
+    expert = f"of {format_bytes(expert_bytes)} in bf16"
+    if options.device == "cuda" and options.records != "plain":
+        num_bytes = cuda_scratch_bytes(expert_bytes)
+        return Figure("scratch", num_bytes, f"decoded experts {expert}, as many at once as fit")
+    copies = _PLAIN_SCRATCH_COPIES if options.records == "plain" else _SCRATCH_COPIES
+    return Figure("scratch", expert_bytes * copies, f"{copies} experts {expert}")
+
+
+def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int, chunk_rows: int) -> tuple[Figure, ...]:
     num_buckets = LengthBuckets(context_tok).count
     num_graphs = (shape.num_layers + 2) * num_buckets  # pieces of a verify pass between its layers, and a draft step
     num_graphs += (shape.num_layers + 1) * len(PROMPT_ROWS)  # pieces of a short prompt
@@ -70,7 +82,13 @@ def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -
         num_graphs += (2 + shape.num_layers // 8) * num_buckets  # pieces of a prompt's draft
         mask_bytes = _MOST_MASK_ROWS * context_tok * _BF16_BYTES
     pool_bytes = rows * shape.hidden_size * _BF16_BYTES * _GRAPH_COPIES + mask_bytes
+    intermediate = shape.matrices[-1][2]
     return (
+        Figure(
+            "intermediates",
+            chunk_rows * shape.top_k * intermediate * _BF16_BYTES,
+            f"[T * K, I] of a prefill chunk of {chunk_rows} rows, between the experts' two products",
+        ),
         Figure(
             "graphs",
             pool_bytes + num_graphs * _GRAPH_BYTES,
