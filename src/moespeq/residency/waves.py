@@ -1,6 +1,7 @@
 """One layer's records on their way to the kernels: asked for, leased in waves, given back.
 
-A wave is what is resident at once, then what has arrived since. Where the device can wait for a copy by itself, a
+A wave is what is resident at once, then what has arrived since; while more is on its way, only as much as is worth a
+launch. Where the device can wait for a copy by itself, a
 record is handed out ahead of its arrival: its kernels are queued behind the copy and the host need not wake up in
 between. Such a record counts as used when it lands, the pass is not over before it did, and one that fails fails it.
 
@@ -241,7 +242,7 @@ class LayerWaves:
         held.clear()
 
     def _wait(self) -> None:
-        """Nothing is ready to compute: look ahead, then block until something arrives."""
+        """Nothing is there that is worth a launch: look ahead, then block until something arrives."""
         self._fetches.speculate()
         assert self._cache.submitted, "waiting for the link with nothing in flight"
         begin_s = self._clock.now_s()
