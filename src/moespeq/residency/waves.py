@@ -1,9 +1,9 @@
 """One layer's records on their way to the kernels: asked for, leased in waves, given back.
 
 A wave is what is resident at once, then what has arrived since; while more is on its way, only as much as is worth a
-launch. Where the device can wait for a copy by itself, a
-record is handed out ahead of its arrival: its kernels are queued behind the copy and the host need not wake up in
-between. Such a record counts as used when it lands, the pass is not over before it did, and one that fails fails it.
+launch. Where the device can wait for a copy by itself, a record is handed out ahead of its arrival: its kernels are
+queued behind the copy and the host need not wake up in between. Such a record counts as used when it lands, the pass
+is not over before it did, and one that fails fails it.
 
 Leases pin records; an awaited record is pinned the moment it arrives, so no decision made in between evicts it.
 """
