@@ -25,6 +25,7 @@ def summed(*reports: StepReport, prefill: StepReport | None = None, decode_s: fl
         rows=17,
         seed=5,
         prompt_tok=3,
+        reused_tok=0,
         ttft_s=0.5,
         decode_s=decode_s,
         routes=RouteFidelity(),
@@ -72,7 +73,11 @@ def test_the_json_form_has_every_figure_and_is_json() -> None:
     assert value["link_bytes_by_cause"] == {"saturate": 9}
     assert value["routes"] == {"exact": 0, "same_set": 0, "wrong": 0}
     assert value["k_per_round"] == [4]
-    own = {"prompt_tok": "prompt_tokens", "bytes_by_cause": "link_bytes_by_cause"}
+    own = {
+        "prompt_tok": "prompt_tokens",
+        "reused_tok": "reused_tokens",
+        "bytes_by_cause": "link_bytes_by_cause",
+    }
     ratios = {"acceptance", "committed_per_round", "tokens_per_s", "stall_link_utilisation"}
     arrays = {"k_per_round", "accepted_per_round"}  # of the rounds' reports
     fields = {own.get(name, name) for name in GenerationStats.__slots__} - {"prefill", "reports", "stall_busy_s"}

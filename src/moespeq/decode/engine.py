@@ -20,6 +20,7 @@ from moespeq.config import LoadOptions, nearest_name
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.interrupts import InterruptShield
+from moespeq.decode.live_tokens import Reuse, check_reuse
 from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
@@ -150,18 +151,22 @@ class Engine:
         sink: TokenSink | None = None,
         choice_index: int = 0,
         observer: Observer | None = None,
+        reuse: Reuse = "nothing",
         **sampling: Any,
     ) -> GenerationStream:
         """Pieces of the answer as rounds commit them.
 
         generation_config: defaults in place of the checkpoint's; sink: takes the tokens in place of our text stream.
         observer: looks on, then runs passes of its own, an empty piece each, before the engine is free again.
+        reuse: begin with the keys and values that the last text left: "prompt", those of whole prefill chunks, changes
+        no bit; "history", all that the two share, makes the text one of this conversation (see live_tokens).
         """
+        check_reuse(reuse)
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
         tokens = self._encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
         sink = sink or self._text_stream(params.stop)
-        return self._start(tokens, params, sink, limit_tok, choice_index, observer)
+        return self._start(tokens, params, sink, limit_tok, choice_index, observer, reuse)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
@@ -232,6 +237,7 @@ class Engine:
         limit_tok: int,
         choice_index: int,
         observer: Observer | None,
+        reuse: Reuse,
     ) -> GenerationStream:
         parts, cancelled = self._parts, threading.Event()
         device = torch.device(parts.runner.device)
@@ -247,6 +253,7 @@ class Engine:
             rows=parts.runner.rows,
             is_cancelled=cancelled.is_set,
             observer=observer,
+            reuse=reuse,
         )
         return GenerationStream(generation, cancelled, self._claim)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from moespeq.decode.accept import Accepted, cut
 from moespeq.decode.failures import cleaned_up
+from moespeq.decode.live_tokens import Reuse
 from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
@@ -77,11 +78,12 @@ class Generation:
         rows: int,
         is_cancelled: Callable[[], bool],
         observer: Observer | None = None,
+        reuse: Reuse = "nothing",
     ) -> None:
         self._loop, self._residency, self._clock = loop, residency, clock
         self._prompt, self._sampler, self._sink = prompt, sampler, sink
         self.limit_tok, self._rows, self._is_cancelled = limit_tok, rows, is_cancelled
-        self._observer = observer
+        self._observer, self._reuse = observer, reuse
         self._tokens: list[int] = []
         self._parts: list[str] = []
         self._reports: list[StepReport] = []
@@ -102,7 +104,7 @@ class Generation:
     def _run(self) -> Iterator[StreamPiece]:
         begin_s = self._clock.now_s()
         wasted_before = self._residency.counters().wasted_bytes
-        first, prefill = self._loop.begin(self._prompt, self._sampler, self._observer)
+        first, prefill = self._loop.begin(self._prompt, self._sampler, self._observer, reuse=self._reuse)
         piece = self._take(first)
         self._loop.commit_first(piece.tokens[0], self._sampler)
         first_s = self._clock.now_s()
@@ -128,6 +130,7 @@ class Generation:
                 rows=self._rows,
                 seed=self._sampler.seed,
                 prompt_tok=len(self._prompt),
+                reused_tok=self._loop.reused_tok,
                 ttft_s=first_s - begin_s,
                 decode_s=self._clock.now_s() - first_s,
                 routes=self._loop.fidelity,

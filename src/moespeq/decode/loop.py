@@ -16,6 +16,7 @@ import torch
 
 from moespeq.decode.accept import Accepted
 from moespeq.decode.link_meter import LinkMeter, LinkUse
+from moespeq.decode.live_tokens import LiveTokens, Reuse
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.decode.statistics import RouteFidelity
 from moespeq.decode.timeline import RoundTimes
@@ -67,7 +68,8 @@ class _Round:
 
 
 class SpeculativeLoop:
-    """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents.
+    """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents, which
+    the next sequence may begin with.
 
     prefill_rows: chunk borders of a prompt lie at its multiples. stream_from_rows: from this many rows on nearly every
     expert of a layer is needed, and a chunk streams all records in layer order; below, only those that the draft
@@ -92,7 +94,9 @@ class SpeculativeLoop:
         self._position = 0  # of the last committed token
         self._token = 0
         self._observer: Observer | None = None
+        self._live = LiveTokens(prefill_rows)
         self.fidelity = RouteFidelity()
+        self.reused_tok = 0  # of the prompt, in the cache already
 
     @property
     def runner(self) -> Runner:
@@ -100,16 +104,20 @@ class SpeculativeLoop:
         return self._runner
 
     def begin(
-        self, prompt: Sequence[int], sampler: Sampler, observer: Observer | None = None
+        self, prompt: Sequence[int], sampler: Sampler, observer: Observer | None = None, *, reuse: Reuse = "nothing"
     ) -> tuple[Accepted, StepReport]:
-        """Prefill `prompt`; returns the first token, to be committed, and what the prefill moved.
+        """Prefill what of `prompt` the cache lacks; returns the first token, to be committed, and what that moved.
 
-        observer: hears of all commits until `abandon`.
+        observer: hears of all commits until `abandon`. reuse: what the cache may be said to hold.
         """
         self._round, self.fidelity, self._observer = _Round(), RouteFidelity(), observer
         self._link.measure()  # what happened between two texts is nobody's
         before, begin_s = self._residency.counters(), self._clock.now_s()
-        *_, logits = self._prefill(prompt, num_logits=1)
+        self.reused_tok = self._live.reusable_tok(prompt, reuse)
+        self._live.cut(self.reused_tok)
+        new_tokens = prompt[self.reused_tok :]
+        *_, logits = self._prefill(new_tokens, start=self.reused_tok, num_logits=1)
+        self._live.add_prefilled(new_tokens)
         if observer is not None:
             observer.hear_prompt(self._resident())
         self._position = len(prompt) - 1
@@ -119,6 +127,7 @@ class SpeculativeLoop:
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V]."""
+        self._live.cut(0)
         return torch.cat(list(self._prefill(prompt, num_logits=0)))
 
     def look_ahead(self, tokens: Sequence[int], start: int, on_ahead: OnLayer) -> Iterator[None]:
@@ -161,6 +170,7 @@ class SpeculativeLoop:
         report = _report(self._round, len(tokens), moved, link)
         self._governor.observe(report)
         self._tell_observer(report, link)
+        self._live.add_decoded([self._token, *tokens[:-1]])  # the last one's key is the next round's to write
         self._advance(tokens, sampler)
         return report
 
@@ -170,17 +180,20 @@ class SpeculativeLoop:
 
     def forget(self) -> None:
         """Clear what a failed pass left in the cache. Nothing of a sequence is kept."""
+        self._live.cut(0)
         self._runner.forget()
 
     def abandon(self) -> None:
         """Drop an open round or prefill, after an error or a cancel, and the observer: leases back, no predictions."""
+        if self._observer is not None:
+            self._live.cut(0)  # its passes wrote what they liked
         self._observer = None
         self._residency.cancel()
 
     def _prefill(
         self, prompt: Sequence[int], *, num_logits: int, start: int = 0, on_ahead: OnLayer | None = None
     ) -> Iterator[torch.Tensor]:
-        """Logits of the last `num_logits` rows of each chunk (0: all); `start`: the position of the first."""
+        """Logits of the last `num_logits` rows of each chunk (0: all); `start`: the position of the first row."""
         for offset in range(0, len(prompt), self._prefill_rows):
             chunk, place = prompt[offset : offset + self._prefill_rows], start + offset
             self._residency.begin_pass(PassKind.PREFILL)

@@ -45,13 +45,17 @@ class RouteFidelity:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """Sums over the rounds of one generation; bytes and experts include its prefill."""
+    """Sums over the rounds of one generation; bytes and experts include its prefill.
+
+    reused_tok: of the prompt's tokens, those whose keys and values were in the cache already.
+    """
 
     rounds: int
     drafted: int
     accepted: int
     committed: int
     prompt_tok: int
+    reused_tok: int
     hits: int
     late: int
     misses: int
@@ -118,6 +122,7 @@ class GenerationStats:
             "rows": self.rows,
             "seed": self.seed,
             "prompt_tokens": self.prompt_tok,
+            "reused_tokens": self.reused_tok,
             "ttft_s": round(self.ttft_s, 4),
             "decode_s": round(self.decode_s, 4),
             "tokens_per_s": round(self.tokens_per_s, 3),
@@ -140,6 +145,7 @@ def summarize(
     rows: int,
     seed: int,
     prompt_tok: int,
+    reused_tok: int,
     ttft_s: float,
     decode_s: float,
     routes: RouteFidelity,
@@ -157,6 +163,7 @@ def summarize(
         accepted=sum(report.accepted for report in reports),
         committed=sum(report.committed for report in reports),
         prompt_tok=prompt_tok,
+        reused_tok=reused_tok,
         hits=sum(report.hits for report in everything),
         late=sum(report.late for report in everything),
         misses=sum(report.misses for report in everything),
