@@ -97,6 +97,11 @@ class Generation:
             raise UsageError("The generation has no result yet; iterate the stream to its end first.")
         return self._result
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the text has come to its end."""
+        return self._result is not None
+
     def __iter__(self) -> Iterator[StreamPiece]:
         with cleaned_up(self._loop):
             yield from self._run()

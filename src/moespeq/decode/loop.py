@@ -68,8 +68,8 @@ class _Round:
 
 
 class SpeculativeLoop:
-    """One sequence at a time; `begin` resets it. One engine thread. Mutable: position, open round, cache contents, which
-    the next sequence may begin with.
+    """One sequence at a time; `begin` resets it, and may go on from the cache the last one left. One engine thread.
+    Mutable: position, open round, cache contents.
 
     prefill_rows: chunk borders of a prompt lie at its multiples. stream_from_rows: from this many rows on nearly every
     expert of a layer is needed, and a chunk streams all records in layer order; below, only those that the draft

@@ -59,6 +59,11 @@ class GenerationStream:
         return self._generation.result
 
     @property
+    def has_result(self) -> bool:
+        """Whether it ended as a generation ends; False before, and where it was closed or failed."""
+        return self._generation.has_result
+
+    @property
     def limit_tok(self) -> int:
         """How many tokens there will be at most."""
         return self._generation.limit_tok

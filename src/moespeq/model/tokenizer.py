@@ -39,7 +39,7 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""
         if not getattr(self._tokenizer, "chat_template", None):
-            raise UsageError("This model has no chat template; use a plain prompt instead.")
+            raise UsageError("This model has no chat template; use a plain prompt instead, with `moespeq run`.")
         _check_messages(messages)
         try:
             text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)

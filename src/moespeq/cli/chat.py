@@ -1,0 +1,117 @@
+"""`moespeq chat`: a conversation at the terminal, or a line of standard input at a time."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moespeq.cli import options
+from moespeq.cli.options import parse_k
+
+if TYPE_CHECKING:
+    from moespeq.decode.engine import Engine
+    from moespeq.decode.generation import GenerationResult
+
+__all__ = ["command"]
+
+EXIT_FAILED = 2
+
+
+def command(
+    model: options.Model,
+    *,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    k: options.K = "auto",
+    k_min: options.KMin = 0,
+    itl_budget: options.ItlBudget = None,
+    lookahead: options.Lookahead = None,
+    rows: options.Rows = None,
+    ctx_size: options.CtxSize = None,
+    device: options.Device = "auto",
+    device_memory: options.DeviceMemory = None,
+    base_memory: options.BaseMemory = None,
+    host_memory: options.HostMemory = None,
+    threads: options.Threads = None,
+    link_bandwidth: options.LinkBandwidth = None,
+    json: options.Json = False,
+) -> None:
+    """Talk with a model by its chat template; /help lists what can be typed. A turn prefills only what is new.
+
+    Example: moespeq chat org/name --device-memory 12GiB --temperature 0.7
+    """
+    from moespeq.api import load
+    from moespeq.cli.chat_commands import ChatCommands
+    from moespeq.cli.chat_session import ChatSession, read_line
+    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.decode.conversation import Conversation
+
+    with suppress(ImportError):
+        import readline  # noqa: F401  # gives `input` its keys
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused with its place
+    with progress_bar() as bar:
+        engine = load(
+            model,
+            progress=bar,
+            k=parse_k(k),
+            k_min=k_min,
+            itl_budget_ms=itl_budget,
+            lookahead_tok=lookahead,
+            rows=rows,
+            ctx_size=ctx_size,
+            device=device,
+            device_memory=device_memory,
+            base_memory=base_memory,
+            host_memory=host_memory,
+            threads=threads,
+            link_bytes_per_s=link_bandwidth,
+        )
+    with engine:
+        _require_template(engine)
+        conversation = Conversation(
+            engine,
+            system=system,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=tuple(stop) if stop else None,
+            seed=seed,
+        )
+
+        def on_answer(result: GenerationResult) -> None:
+            if json:
+                print_json({**result.to_json(), "messages": conversation.messages})
+
+        session = ChatSession(
+            conversation,
+            ChatCommands(conversation, engine.manifest.name),
+            read=lambda: read_line("> "),
+            answers=sys.stderr if json else sys.stdout,
+            say=lambda line: err.print(line, style="dim"),
+            on_answer=on_answer,
+        )
+        if sys.stdin.isatty():
+            err.print(f"{engine.manifest.name}, {engine.plan.context_tok} tokens of context; /help", style="dim")
+        num_failed = session.run()
+    if num_failed and not sys.stdin.isatty():
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _require_template(engine: Engine) -> None:
+    """Raise UsageError, before anybody types, where the model cannot chat."""
+    engine.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

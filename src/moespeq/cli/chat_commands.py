@@ -1,0 +1,130 @@
+"""What a line that begins with a slash does to a conversation. Knows no terminal: lines in, lines out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moespeq.config import nearest_name
+from moespeq.decode.conversation import SETTINGS, Conversation
+from moespeq.errors import UsageError
+
+__all__ = ["ChatCommands"]
+
+_HELP = (
+    ("/help", "these lines"),
+    ("/reset", "forget what was said; system message and settings stay"),
+    ("/system [TEXT]", "another system message from the next answer on; without TEXT, none"),
+    (
+        "/set [NAME=VALUE ...]",
+        "sampling, such as temperature=0.7; NAME=default takes it back; alone, show it",
+    ),
+    ("/stats", "what the last answer and all answers took"),
+    ("/save FILE", "write the conversation as JSON"),
+    ("/exit", "end; so does Ctrl-D. Ctrl-C ends an answer"),
+)
+_DEFAULT = "default"
+
+
+class ChatCommands:
+    """Runs commands on one conversation. `is_over` after /exit."""
+
+    def __init__(self, conversation: Conversation, model: str) -> None:
+        self._conversation, self._model = conversation, model
+        self._saved: set[Path] = set()
+        self.is_over = False
+        self._commands: dict[str, Callable[[str], Iterator[str]]] = {
+            "/help": self._help,
+            "/reset": self._reset,
+            "/system": self._system,
+            "/set": self._set,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/exit": self._exit,
+        }
+
+    def run(self, line: str) -> list[str]:
+        """Do what `line` says and return what to show. Raises UsageError."""
+        name, _, argument = line.strip().partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            advice = nearest_name(name, list(self._commands)) or " /help lists the commands."
+            raise UsageError(f"Unknown command '{name}'.{advice}")
+        return list(command(argument.strip()))
+
+    def _help(self, _: str) -> Iterator[str]:
+        width = max(len(usage) for usage, _ in _HELP)
+        yield from (f"{usage:<{width}}  {meaning}" for usage, meaning in _HELP)
+
+    def _reset(self, _: str) -> Iterator[str]:
+        self._conversation.reset()
+        yield "The conversation begins anew."
+
+    def _system(self, text: str) -> Iterator[str]:
+        self._conversation.set_system(text)
+        yield "The system message is set." if text else "There is no system message."
+
+    def _set(self, argument: str) -> Iterator[str]:
+        self._conversation.set(dict(_assignment(word) for word in argument.split()))
+        params = self._conversation.settings
+        shown = {name: getattr(params, name) for name in SETTINGS}
+        yield " ".join(f"{name}={_shown(value)}" for name, value in shown.items())
+
+    def _stats(self, _: str) -> Iterator[str]:
+        last, totals = self._conversation.last, self._conversation.totals
+        if last is None:
+            yield "There was no answer yet."
+            return
+        yield (
+            f"last answer: {last.tokens_per_s:.1f} tok/s after {last.ttft_s:.2f} s; {last.prompt_tok} tokens of "
+            f"prompt, {last.reused_tok} of them in the cache already; "
+            f"{last.committed_per_round:.2f} committed a round, {last.acceptance:.0%} of drafts accepted; "
+            f"{last.hits} hits, {last.late} late, {last.misses} misses; seed {last.seed}"
+        )
+        yield (
+            f"answers so far: {totals.answers}; {totals.answer_tok} tokens, {totals.tokens_per_s:.1f} tok/s; "
+            f"{totals.prefilled_tok} tokens prefilled, {totals.reused_tok} reused"
+        )
+        used_tok = last.prompt_tok + last.committed + 1
+        yield f"context: {used_tok} of {self._conversation.context_tok} tokens used"
+
+    def _save(self, argument: str) -> Iterator[str]:
+        if not argument:
+            raise UsageError("/save needs the name of a file to write.")
+        path = Path(argument).expanduser()
+        if path.exists() and path.resolve() not in self._saved:
+            raise UsageError(f"{path} exists already; give another name.")
+        saved = {"model": self._model, "messages": self._conversation.messages}
+        text = json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}); give another name.") from error
+        self._saved.add(path.resolve())
+        yield f"{len(self._conversation.messages)} messages are in {path}."
+
+    def _exit(self, _: str) -> Iterator[str]:
+        self.is_over = True
+        yield from ()
+
+
+def _assignment(word: str) -> tuple[str, Any]:
+    """`name=value`: a number, true, false, a JSON value, else text; `default` is None."""
+    name, equals, text = word.partition("=")
+    if not equals or not text:
+        raise UsageError(f"'{word}' sets nothing; write it like temperature=0.7.")
+    if text == _DEFAULT:
+        return name, None
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
+def _shown(value: object) -> str:
+    """As it would be typed."""
+    if value is None or value == ():
+        return _DEFAULT
+    return value if isinstance(value, str) else json.dumps(value)

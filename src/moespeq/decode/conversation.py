@@ -1,0 +1,139 @@
+"""A conversation with one engine: who said what, how answers are sampled, and what they took together.
+
+Owns messages and settings, not the engine. Each question is asked as the whole conversation by the model's chat
+template, the same tokens that `Engine.chat` would take, and the engine prefills what its cache does not hold. So
+editing the past needs nothing but other messages: what is still shared is reused. The text of an answer depends on this
+conversation, the abandoned questions included, and on no k, memory or link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moespeq.config import nearest_name
+from moespeq.decode.engine import Engine
+from moespeq.decode.generation import GenerationResult
+from moespeq.decode.params import SamplingParams
+from moespeq.decode.statistics import GenerationStats
+from moespeq.decode.stream import GenerationStream
+from moespeq.errors import UsageError
+
+__all__ = ["SETTINGS", "Conversation", "ConversationTotals"]
+
+SETTINGS = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "acceptance",
+)
+"""What may be set between two answers, by the names of SamplingParams."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTotals:
+    """Sums over all answers so far; prefilled_tok and reused_tok make up the prompts."""
+
+    answers: int = 0
+    answer_tok: int = 0
+    prefilled_tok: int = 0
+    reused_tok: int = 0
+    decode_s: float = 0.0
+    committed: int = 0
+
+    def plus(self, result: GenerationResult) -> ConversationTotals:
+        """These, and one answer more."""
+        stats = result.stats
+        return ConversationTotals(
+            answers=self.answers + 1,
+            answer_tok=self.answer_tok + len(result.tokens),
+            prefilled_tok=self.prefilled_tok + stats.prompt_tok - stats.reused_tok,
+            reused_tok=self.reused_tok + stats.reused_tok,
+            decode_s=self.decode_s + stats.decode_s,
+            committed=self.committed + stats.committed,
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoding speed, first tokens excluded."""
+        return self.committed / self.decode_s if self.decode_s > 0 else 0.0
+
+
+class Conversation:
+    """Mutable. `ask`, iterate the stream, then `keep` its result; a question whose answer is not kept was never asked.
+
+    sampling: settings by name; None is the checkpoint's own. By default an answer may be as long as the context leaves.
+    """
+
+    def __init__(self, engine: Engine, *, system: str | None = None, **sampling: Any) -> None:
+        self._engine = engine
+        self._settings: dict[str, Any] = {}
+        self._system = system
+        self._turns: list[dict[str, str]] = []
+        self.totals = ConversationTotals()
+        self.last: GenerationStats | None = None
+        self.set(sampling)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The system message, if there is one, then questions and answers in turn."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self._turns]
+
+    @property
+    def context_tok(self) -> int:
+        """How long question and answer may get, everything before them included."""
+        return self._engine.plan.context_tok
+
+    @property
+    def settings(self) -> SamplingParams:
+        """How the next answer is sampled, every default resolved."""
+        return self._params(self._settings)
+
+    def set(self, changes: Mapping[str, Any]) -> None:
+        """Change settings from the next answer on; None takes one back. Raises UsageError, changing nothing."""
+        for name in changes:
+            if name not in SETTINGS:
+                raise UsageError(f"Unknown setting '{name}'.{nearest_name(name, list(SETTINGS))}")
+        settings = {**self._settings, **changes}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        self._params(settings)
+        self._settings = settings
+
+    def set_system(self, text: str | None) -> None:
+        """Another system message, or none, from the next answer on; what was said stays."""
+        self._system = text or None
+
+    def reset(self) -> None:
+        """Forget what was said; system message and settings stay."""
+        self._turns = []
+
+    def ask(self, text: str) -> GenerationStream:
+        """The answer to `text` behind all that was kept. Raises UsageError or PromptError."""
+        question = {"role": "user", "content": text}
+        tokens = self._engine.tokenizer.encode_chat([*self.messages, question])
+        sampling = {"max_new_tokens": self._longest_answer_tok, **self._settings}
+        return self._engine.stream(tokens, reuse="history", **sampling)
+
+    def keep(self, text: str, result: GenerationResult) -> None:
+        """Remember a question and its answer, a cancelled one as far as it got."""
+        self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
+        self.totals, self.last = self.totals.plus(result), result.stats
+
+    @property
+    def _longest_answer_tok(self) -> int | None:
+        """Where the checkpoint names no limit of its own, the context is one."""
+        own = getattr(self._engine.generation_config, "max_new_tokens", None)
+        return self.context_tok if own is None else None
+
+    def _params(self, settings: Mapping[str, Any]) -> SamplingParams:
+        given = {"max_new_tokens": self._longest_answer_tok, **settings}
+        return SamplingParams.from_generation_config(self._engine.generation_config, **given)
