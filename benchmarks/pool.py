@@ -19,8 +19,8 @@ import psutil
 import moespeq
 from device_memory import device_peak
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import plan_of
 from moespeq.decode.engine import Engine
+from moespeq.decode.planning import plan_of
 from moespeq.errors import MoespeqError
 from moespeq.nested import Layout
 from moespeq.store import Store

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import open_engine, plan_of
+from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
+from moespeq.decode.planning import plan_of
 from moespeq.decode.recording import record
 from moespeq.demo.assets import read_questions
 from moespeq.replay import RoutingTrace

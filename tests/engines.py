@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import needs_of, open_engine
+from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
+from moespeq.decode.planning import needs_of
 from moespeq.decode.sampling import DraftToken, Sampler
 from moespeq.model.weights import ExpertWeights
 from moespeq.plan import Machine, plan_memory, resolve_options

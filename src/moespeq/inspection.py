@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import needs_of
+from moespeq.decode.planning import needs_of
 from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
 from moespeq.model.graphs.suitable import passes_on_cuda

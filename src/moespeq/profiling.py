@@ -17,8 +17,8 @@ import torch
 from moespeq.api import load
 from moespeq.cache_folder import cache_folder
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import plan_of
 from moespeq.decode.engine import Engine
+from moespeq.decode.planning import plan_of
 from moespeq.errors import UsageError
 from moespeq.hardware.disk import measure_reads, scratch_file
 from moespeq.hardware.gpu import require_gpu

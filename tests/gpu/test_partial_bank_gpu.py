@@ -10,7 +10,7 @@ import torch
 from engines import open_tight, prompts
 from families import make_tiny
 from kernel_cases import make_layer, random_routes
-from moespeq.decode.assembly import needs_of
+from moespeq.decode.planning import needs_of
 from moespeq.kernels.draft import draft_experts
 from moespeq.nested import BaseFormat, Layout
 from moespeq.prepare import prepare_store

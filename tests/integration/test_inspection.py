@@ -10,7 +10,8 @@ import pytest
 
 from moespeq.cli.main import run
 from moespeq.config import LoadOptions, format_at_least
-from moespeq.decode.assembly import open_engine, plan_of
+from moespeq.decode.assembly import open_engine
+from moespeq.decode.planning import plan_of
 from moespeq.errors import BudgetError
 from moespeq.inspection import describe_model
 from moespeq.store import Store

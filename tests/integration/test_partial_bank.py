@@ -8,9 +8,10 @@ import pytest
 
 from engines import memory_for, noisy_draft, open_tight, prompts
 from moespeq.config import LoadOptions
-from moespeq.decode.assembly import needs_of, open_engine
+from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
+from moespeq.decode.planning import needs_of
 from moespeq.errors import UsageError
 from moespeq.residency import base_rows
 from moespeq.store import Store

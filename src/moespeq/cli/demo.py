@@ -40,8 +40,8 @@ def command(
     """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
     from moespeq.cli.console import err, out, print_json
     from moespeq.config import LoadOptions, parse_bytes
-    from moespeq.decode.assembly import plan_of
     from moespeq.decode.params import SamplingParams
+    from moespeq.decode.planning import plan_of
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.demo.comparison import run_pass
     from moespeq.nested import Layout

@@ -24,6 +24,7 @@ __all__ = [
     "MaxNewTokens",
     "MinNewTokens",
     "MinP",
+    "Mode",
     "Model",
     "Prompt",
     "RepetitionPenalty",
@@ -40,6 +41,10 @@ __all__ = [
 
 EXIT_INTERRUPTED = 130
 
+Mode = Annotated[
+    str,
+    typer.Option("--mode", metavar="speculative|on_demand", help="on_demand is the baseline without a draft."),
+]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A store, a checkpoint folder, or a hub id such as org/name.")
 ]

@@ -48,10 +48,7 @@ def command(
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
-    mode: Annotated[
-        str,
-        typer.Option("--mode", metavar="speculative|on_demand", help="on_demand is the baseline without a draft."),
-    ] = "speculative",
+    mode: options.Mode = "speculative",
     json: options.Json = False,
 ) -> None:
     """Answer one prompt, token by token as rounds commit them."""

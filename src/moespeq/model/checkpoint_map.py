@@ -24,7 +24,7 @@ from moespeq.model.supported import SUPPORTED_FAMILIES, check_family, check_laye
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
-__all__ = ["SUPPORTED_FAMILIES", "CheckpointMap", "check_family", "map_checkpoint"]
+__all__ = ["SUPPORTED_FAMILIES", "CheckpointMap", "ModelOutline", "check_family", "map_checkpoint", "outline_model"]
 
 _MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"}
 
@@ -44,6 +44,17 @@ class CheckpointMap:
     top_k: int
     pieces: tuple[ExpertPiece, ...]
     dense: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """What a config alone says of a model; `matrices` are (name, out, in) of an expert, dense_weights all others."""
+
+    matrices: tuple[tuple[str, int, int], ...]
+    num_moe_layers: int
+    num_experts: int
+    top_k: int
+    dense_weights: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,7 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     check_family(checkpoint.folder)
     check_layer_count(checkpoint.folder, len(checkpoint.tensors))
     model = _build_empty(checkpoint.folder)
-    config = model.config
-    modules = _experts_modules(model)
-    if not modules:
-        raise UnsupportedModelError(f"This {config.model_type} model has no layer with routed experts to offload.")
+    config, modules = model.config, _experts_modules(model)
     parameters = _parameters(modules)
     entries = {name: place.entry for name, place in checkpoint.tensors.items()}
     first = [parameter for parameter in parameters.values() if parameter.layer == 0]
@@ -94,6 +102,23 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
         top_k=config.num_experts_per_tok,
         pieces=pieces,
         dense=tuple(sorted(entries.keys() - {piece.tensor for piece in pieces})),
+    )
+
+
+def outline_model(folder: Path) -> ModelOutline:
+    """A model's experts and the number of its other weights, by `config.json` alone. Raises as map_checkpoint."""
+    check_family(folder)
+    model = _build_empty(folder)
+    modules = _experts_modules(model)
+    parameters = _parameters(modules)
+    first = [parameter for parameter in parameters.values() if parameter.layer == 0]
+    _check_top_k(model.config.num_experts_per_tok, first[0].num_experts)
+    return ModelOutline(
+        matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
+        num_moe_layers=len(modules),
+        num_experts=first[0].num_experts,
+        top_k=model.config.num_experts_per_tok,
+        dense_weights=sum(weights.numel() for name, weights in model.named_parameters() if name not in parameters),
     )
 
 
@@ -117,6 +142,10 @@ def _experts_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
         own = {key for key, parameter in module.named_parameters(recurse=False) if parameter.ndim == 3}
         if "down_proj" in own and own & {"gate_up_proj", "up_proj"}:
             found[name] = module
+    if not found:
+        raise UnsupportedModelError(
+            f"This {model.config.model_type} model has no layer with routed experts to offload."
+        )
     return found
 
 

@@ -6,7 +6,15 @@ from moespeq.prepare.encoder import default_layout
 from moespeq.prepare.export import export_checkpoint
 from moespeq.prepare.prepare import prepare_cached, prepare_store, write_store
 from moespeq.prepare.progress import ProgressSink
-from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, not_kept, resolve_source
+from moespeq.prepare.source import (
+    cache_folder_for,
+    default_output,
+    is_store,
+    name_of,
+    not_kept,
+    resolve_description,
+    resolve_source,
+)
 from moespeq.prepare.verify import VerifyReport, verify_store
 
 __all__ = [
@@ -21,6 +29,7 @@ __all__ = [
     "not_kept",
     "prepare_cached",
     "prepare_store",
+    "resolve_description",
     "resolve_source",
     "verify_store",
     "write_store",

@@ -35,12 +35,12 @@ from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
 from moespeq.types import ExpertKey
 
-__all__ = ["prepare_cached", "prepare_store", "write_store"]
+__all__ = ["EXPECTED_BITS", "prepare_cached", "prepare_store", "write_store"]
 
 MAX_RESIDUAL_BITS = 12.0
 COMMIT_BYTES = 256 << 20
-# Measured on four trained models and rounded up; only the check of free space uses them.
-_EXPECTED_BITS = {Layout.FIXED: 9.0, Layout.CODE_WIDTH: 8.0, Layout.PLAIN: 16.0}
+# Of a residual, a weight: measured on four trained models and rounded up. For what must be known before it is encoded.
+EXPECTED_BITS = {Layout.FIXED: 9.0, Layout.CODE_WIDTH: 8.0, Layout.PLAIN: 16.0}
 
 
 def prepare_store(
@@ -234,7 +234,7 @@ def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseForm
     weights = sum(rows * cols for rows, cols in shapes)
     num_experts = len(mapped.module_names) * mapped.num_experts
     dense_bytes = checkpoint.size_bytes - BF16_BYTES * weights * num_experts
-    return dense_bytes + num_experts * (base_record_bytes(shapes, fmt) + int(weights * _EXPECTED_BITS[layout] / 8))
+    return dense_bytes + num_experts * (base_record_bytes(shapes, fmt) + int(weights * EXPECTED_BITS[layout] / 8))
 
 
 def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:

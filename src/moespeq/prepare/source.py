@@ -22,13 +22,32 @@ from moespeq.store import MANIFEST_NAME, open_checkpoint
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
 from moespeq.store.manifest import SCHEMA
 
-__all__ = ["cache_folder_for", "default_output", "is_store", "name_of", "not_kept", "resolve_source"]
+__all__ = [
+    "cache_folder_for",
+    "default_output",
+    "is_store",
+    "name_of",
+    "not_kept",
+    "resolve_description",
+    "resolve_source",
+]
 
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*", "*.tiktoken")
 
 
 def resolve_source(source: Path | str) -> Path:
     """The folder of a checkpoint; a hub id is downloaded first. Raises CheckpointError."""
+    folder = Path(source)
+    small = resolve_description(source)
+    if small == folder:
+        return folder
+    index = small / INDEX_NAME
+    weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_NAME]
+    return _download(str(source), [*weights, *_SMALL_FILES])
+
+
+def resolve_description(source: Path | str) -> Path:
+    """The folder of a checkpoint; of a hub id only its config and index are downloaded. Raises CheckpointError."""
     folder = Path(source)
     try:
         if folder.exists():
@@ -39,9 +58,7 @@ def resolve_source(source: Path | str) -> Path:
         raise CheckpointError(f"{source} does not exist; give a checkpoint folder or a hub id such as org/name.")
     small = _download(source, ["config.json", INDEX_NAME])
     check_family(small)
-    index = small / INDEX_NAME
-    weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_NAME]
-    return _download(source, [*weights, *_SMALL_FILES])
+    return small
 
 
 def name_of(source: Path | str) -> str:

@@ -1,0 +1,120 @@
+"""Sizes of the store that a checkpoint would become, from its config and index alone: no weight is read.
+
+Exact but for two things: residuals vary with the weights, so records are those of the bits that trained models needed,
+rounded up; and without index or header the dense weights are those that the model class loads, all in bf16.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from moespeq.config import RecordForm
+from moespeq.decode.planning import ModelSizes
+from moespeq.kernels.geometry import READ_AHEAD_BYTES
+from moespeq.model.checkpoint_map import outline_model
+from moespeq.model.loading import describe, load_config
+from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
+from moespeq.plan import MemoryNeeds
+from moespeq.prepare.prepare import EXPECTED_BITS
+from moespeq.store import SafetensorsFile
+from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME
+from moespeq.store.records import PAGE_BYTES, round_up, start_of_record
+from moespeq.transfer import host_arena_bytes, plain_record_bytes, slot_stride_bytes
+from moespeq.types import ExpertKey
+
+__all__ = ["FEWER_BITS", "CheckpointSizes", "FewerBits"]
+
+_BF16_BYTES = 2
+FEWER_BITS = 3
+# Bits a weight of base and residual at 4 and at 3 bits with groups of 64, on trained models (docs/adr/0002).
+_BASE_BITS, _RESIDUAL_BITS = (4.52, 3.52), (8.56, 9.09)
+
+
+class CheckpointSizes:
+    """Those of a checkpoint's folder, of which `config.json` is enough."""
+
+    def __init__(self, folder: Path, name: str, *, layout: Layout, fmt: BaseFormat = DEFAULT_FORMAT) -> None:
+        self.name, self.base_bits = name, fmt.bits
+        self._layout, outline = layout, outline_model(folder)
+        self._shapes = [(rows, cols) for _, rows, cols in outline.matrices]
+        self._base_row_bytes = base_record_bytes(self._shapes, fmt)
+        self.num_records = outline.num_moe_layers * outline.num_experts
+        self._shape = describe(
+            load_config(folder),
+            num_moe_layers=outline.num_moe_layers,
+            num_experts=outline.num_experts,
+            top_k=outline.top_k,
+            matrices=list(outline.matrices),
+        )
+        routed_bytes = _BF16_BYTES * self.num_records * self._shape.weights_per_expert
+        tensors_bytes = _tensors_bytes(folder)
+        loaded_bytes = _BF16_BYTES * outline.dense_weights
+        self._dense_bytes = loaded_bytes if tensors_bytes is None else tensors_bytes - routed_bytes
+
+    @property
+    def is_plain(self) -> bool:
+        return self._layout is Layout.PLAIN
+
+    @property
+    def base_bytes(self) -> int:
+        stride_bytes = start_of_record(self._base_row_bytes, self._base_row_bytes)
+        return round_up((self.num_records - 1) * stride_bytes + self._base_row_bytes, PAGE_BYTES)
+
+    def needs(self, records: RecordForm) -> MemoryNeeds:
+        """As of a store, its records all alike."""
+        plain_bytes = plain_record_bytes(self._shapes)
+        residual_bytes = int(self._shape.weights_per_expert * EXPECTED_BITS[self._layout] / 8)
+        record_bytes = plain_bytes if records == "plain" or self.is_plain else residual_bytes
+        if records in ("mixed", "whole"):
+            record_bytes += self._base_row_bytes
+        layers, experts = self._shape.num_moe_layers, self._shape.num_experts
+        num_bytes = {ExpertKey(layer, expert): record_bytes for layer in range(layers) for expert in range(experts)}
+        return MemoryNeeds(
+            shape=self._shape,
+            dense_bytes=self._dense_bytes,
+            base_bytes=self.base_bytes,
+            slot_bytes=slot_stride_bytes(record_bytes + READ_AHEAD_BYTES),
+            num_records=self.num_records,
+            records_bytes=host_arena_bytes(num_bytes),
+            model=self.name,
+        )
+
+
+class FewerBits:
+    """Sizes of the same model prepared with a base of 3 bits, reckoned from those with 4."""
+
+    def __init__(self, sizes: ModelSizes) -> None:
+        self._sizes = sizes
+        assert sizes.base_bits == 4, sizes.base_bits
+        self.name, self.is_plain, self.num_records = sizes.name, sizes.is_plain, sizes.num_records
+        self.base_bits = FEWER_BITS
+
+    @property
+    def base_bytes(self) -> int:
+        return int(self._sizes.base_bytes * _BASE_BITS[1] / _BASE_BITS[0])
+
+    def needs(self, records: RecordForm) -> MemoryNeeds:
+        needs = self._sizes.needs(records)
+        growth = _RESIDUAL_BITS[1] / _RESIDUAL_BITS[0]
+        if records in ("mixed", "whole"):
+            growth = (_BASE_BITS[1] + _RESIDUAL_BITS[1]) / (_BASE_BITS[0] + _RESIDUAL_BITS[0])
+        return replace(
+            needs,
+            base_bytes=self.base_bytes,
+            slot_bytes=slot_stride_bytes(int(needs.slot_bytes * growth)),
+            records_bytes=int(needs.records_bytes * growth),
+        )
+
+
+def _tensors_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors, by the index or by a single file's header; None where neither says."""
+    if (folder / SINGLE_NAME).is_file():
+        return sum(entry.num_bytes for entry in SafetensorsFile.open(folder / SINGLE_NAME).entries)
+    try:
+        fields = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
+        total = fields["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(total) if isinstance(total, (int, float)) else None

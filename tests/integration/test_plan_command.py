@@ -1,0 +1,144 @@
+"""`moespeq plan`: sizes without weights, the plan that loading then follows, and what would help or fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moespeq.api import load
+from moespeq.decode.planning import StoreSizes
+from moespeq.errors import CheckpointError, UnsupportedModelError
+from moespeq.forecast import plan_model
+from moespeq.forecast.sizes import CheckpointSizes, FewerBits
+from moespeq.nested import BaseFormat, Layout
+from moespeq.prepare import prepare_store
+from moespeq.store import Store, open_checkpoint
+
+Cli = Callable[..., tuple[int, str, str]]
+SMALL: dict[str, Any] = {"device": "cpu", "ctx_size": 256, "device_memory": "1200KiB", "link_bytes_per_s": "2MB"}
+
+
+@pytest.fixture
+def described(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """Its config and an index, no weights."""
+    shutil.copy(tiny_checkpoint / "config.json", tmp_path)
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    total = sum(place.entry.num_bytes for place in checkpoint.tensors.values())
+    weight_map = dict.fromkeys(checkpoint.tensors, "model-00001-of-00001.safetensors")
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+@pytest.mark.parametrize("records", ["store", "whole"])
+def test_sizes_of_a_checkpoint_are_those_of_the_store_it_becomes(
+    tiny_checkpoint: Path, tiny_store: Path, records: Any
+) -> None:
+    expected = CheckpointSizes(tiny_checkpoint, "tiny", layout=Layout.FIXED).needs(records)
+    with Store.open(tiny_store) as store:
+        found = StoreSizes(store).needs(records)
+    assert (expected.shape, expected.num_records) == (found.shape, found.num_records)
+    assert (expected.dense_bytes, expected.base_bytes) == (found.dense_bytes, found.base_bytes)
+    assert expected.slot_bytes == pytest.approx(found.slot_bytes, rel=0.12)
+    assert expected.records_bytes == pytest.approx(found.records_bytes, rel=0.12)
+
+
+def test_config_and_index_are_enough(described: Path, tiny_checkpoint: Path) -> None:
+    with_weights = CheckpointSizes(tiny_checkpoint, "tiny", layout=Layout.FIXED)
+    assert CheckpointSizes(described, "tiny", layout=Layout.FIXED).needs("store") == with_weights.needs("store")
+    (described / "model.safetensors.index.json").unlink()
+    by_config = CheckpointSizes(described, "tiny", layout=Layout.FIXED).needs("store")
+    assert by_config.dense_bytes == with_weights.needs("store").dense_bytes
+
+
+def test_fewer_bits_are_reckoned_close_to_a_store_that_has_them(tiny_checkpoint: Path, tiny_store: Path) -> None:
+    fmt = BaseFormat(bits=3, group=64, zero_point=True)
+    out = tiny_checkpoint.parent / "three"
+    prepare_store(tiny_checkpoint, out, fmt=fmt)
+    with Store.open(tiny_store) as four, Store.open(out) as three:
+        reckoned, found = FewerBits(StoreSizes(four)).needs("store"), StoreSizes(three).needs("store")
+    assert reckoned.base_bytes == pytest.approx(found.base_bytes, rel=0.05)
+    assert reckoned.records_bytes == pytest.approx(found.records_bytes, rel=0.08)
+
+
+def test_an_engine_is_loaded_as_it_was_planned(tiny_store: Path) -> None:
+    report = plan_model(tiny_store, **SMALL)
+    with load(tiny_store, **SMALL) as engine:
+        assert engine.plan == report.plan
+        assert engine.options == report.options
+
+
+def test_more_memory_and_a_faster_link_help_where_the_link_is_waited_for(tiny_store: Path) -> None:
+    report = plan_model(tiny_store, **SMALL)
+    assert report.speed is not None
+    changes = {one.change.split(" ")[-1]: one.gain for one in report.helps}
+    assert changes["fast"] == pytest.approx(2.0)
+    gains = [one.gain for one in report.helps]
+    assert gains == sorted(gains, reverse=True)
+    assert all(gain > 1 for gain in gains)
+
+
+def test_what_does_not_fit_is_told_what_is_missing_and_every_way_that_fits_does(tiny_store: Path) -> None:
+    small = {"device": "cpu", "device_memory": "890KiB"}
+    report = plan_model(tiny_store, **small)
+    assert report.plan is None
+    assert report.refusal is not None
+    assert "too small" in report.refusal
+    assert {way.is_enough for way in report.ways} == {True, False}
+    for way in report.ways:
+        context = int(way.options.rsplit(" ", 1)[1])
+        mode = "on_demand" if "on_demand" in way.options else "speculative"
+        again = plan_model(tiny_store, **small, ctx_size=context, mode=mode)
+        assert (again.plan is not None) == way.is_enough
+
+
+def test_a_gpu_that_is_not_here_can_be_planned_for(described: Path) -> None:
+    report = plan_model(described, device="cuda", device_memory="2GiB")
+    assert report.plan is not None
+    assert report.plan.device == "cuda"
+    assert {figure.name for figure in report.plan.workspace} > {"context", "graphs"}
+
+
+def test_what_is_no_such_model_is_refused(tmp_path: Path, described: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        plan_model(tmp_path / "nothing")
+    (described / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModelError, match="dense"):
+        plan_model(described)
+
+
+COMMAND = ("--device", "cpu", "--ctx-size", "256", "--device-memory", "1200KiB", "--link-bandwidth", "2MB")
+
+
+def test_the_command_shows_every_size_with_its_reason(cli: Cli, described: Path) -> None:
+    code, out, _ = cli("plan", described, *COMMAND)
+    assert code == 0
+    for name in ("dense weights", "INT4 base", "KV cache", "logits", "expert slots", "host memory", "disk"):
+        assert any(line.strip().startswith(name) for line in out.splitlines()), name
+    for words in ("what auto became", "sharing saves", "what would help most", "at most about"):
+        assert words in out
+
+
+def test_json_has_the_same_in_bytes(cli: Cli, tiny_store: Path) -> None:
+    code, out, _ = cli("plan", tiny_store, *COMMAND, "--json")
+    found = json.loads(out)
+    parts = ("dense_bytes", "base_bytes", "kv_bytes", "slots_bytes")
+    total = sum(found[name] for name in parts) + sum(found["workspace_bytes"].values())
+    assert (code, found["fits"], found["total_bytes"]) == (0, True, total)
+    assert found["speed"]["is_link_alone"]
+    assert 0 < found["sharing"]["saved_share"] < 1
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_what_does_not_fit_ends_with_2_and_ways_on_stdout(cli: Cli, tiny_store: Path, extra: tuple[str, ...]) -> None:
+    code, out, _ = cli("plan", tiny_store, "--device", "cpu", "--device-memory", "1000KiB", *extra)
+    assert code == 2
+    if extra:
+        assert json.loads(out)["ways"][0]["least_bytes"] > 600 << 10
+    else:
+        assert "what takes less" in out
