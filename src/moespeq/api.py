@@ -27,7 +27,8 @@ def load(source: str | Path, *, progress: ProgressSink | None = None, **options:
         raise UsageError(f"A model is the path of a store or checkpoint, or a hub id, got {source!r}.")
     if progress is not None and not callable(getattr(progress, "update", None)):
         raise UsageError(f"progress takes an object with an `update` method, got {progress!r}.")
-    return open_engine(prepare_cached(source, device=parsed.device, progress=progress), parsed)
+    store = prepare_cached(source, device=parsed.device, progress=progress)
+    return open_engine(store, parsed, progress=progress)
 
 
 def from_pretrained(source: str | Path, *, progress: ProgressSink | None = None, **options: Any) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from moespeq.decode.tier_cpu import cpu_tier
 from moespeq.model.loading import load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan
+from moespeq.progress import Meter, ProgressSink
 from moespeq.store import Store
 from moespeq.transfer import MonotonicClock
 
@@ -29,24 +30,32 @@ __all__ = ["open_engine"]
 _STREAMED_ROUTES_PER_EXPERT, _STREAMED_BESIDE_FORESIGHT = 2, 64
 
 
-def open_engine(path: Path, options: LoadOptions, *, dtype: torch.dtype = torch.bfloat16) -> Engine:
+def open_engine(
+    path: Path,
+    options: LoadOptions,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: ProgressSink | None = None,
+) -> Engine:
     """Load the store at `path`. Raises BudgetError before anything is loaded when it does not fit.
 
     dtype: what dense weights and products are computed in; the experts' weights are the same bits in any.
+    progress: hears of dense weights and base as they are read, then of what a GPU compiles and captures; host memory
+    fills behind it, see `Engine.host_fill`.
     """
     store = Store.open(path)
     try:
         options, plan = plan_of(store, options)
-        return _assemble(store, options, plan, dtype)
+        return _assemble(store, options, plan, dtype, Meter(progress, plan.dense_bytes + plan.base_bytes))
     except BaseException as error:
         store.close()
         give_memory_back(error)
         raise
 
 
-def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype) -> Engine:
+def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, meter: Meter) -> Engine:
     manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
-    tier = _tier(store, options, plan, dtype, clock)
+    tier = _tier(store, options, plan, dtype, clock, meter)
     streamed = _STREAMED_BESIDE_FORESIGHT if tier.runner.foresees else _STREAMED_ROUTES_PER_EXPERT
     loop = SpeculativeLoop(
         tier.runner,
@@ -89,9 +98,11 @@ def _retune(tier: Tier, loop: SpeculativeLoop, options: LoadOptions) -> None:
     loop.use(governor_for(options, tier.plan.depth))
 
 
-def _tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: MonotonicClock) -> Tier:
+def _tier(
+    store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: MonotonicClock, meter: Meter
+) -> Tier:
     if options.device == "cuda":
         from moespeq.decode.tier_cuda import cuda_tier  # triton, which a CPU needs not have
 
-        return cuda_tier(store, options, plan, clock)
-    return cpu_tier(store, options, plan, dtype, clock)
+        return cuda_tier(store, options, plan, clock, meter)
+    return cpu_tier(store, options, plan, dtype, clock, meter)

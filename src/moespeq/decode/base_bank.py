@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from moespeq.model.weights import BaseBank
+from moespeq.progress import Meter
 from moespeq.residency import NO_ROW, ResidentBases, first_rows
 from moespeq.store import Store
 from moespeq.transfer import HostRecords
@@ -22,14 +23,14 @@ _NUM_LOADERS = 4  # checking a record takes a core; more threads than a disk nee
 _ROWS_AT_ONCE = 64
 
 
-def load_bank(store: Store, num_rows: int, *, device: str = "cpu") -> BaseBank | None:
+def load_bank(store: Store, num_rows: int, *, meter: Meter, device: str = "cpu") -> BaseBank | None:
     """A bank of the first experts of each layer; None where there is no row. Raises StorageError or StoreError."""
     if num_rows == 0:
         return None
     manifest = store.manifest
     rows = _first_rows(store, num_rows)
     records = torch.empty(num_rows, store.base_bytes(ExpertKey(0, 0)), dtype=torch.uint8, device=device)
-    _fill(store, [key for key, row in zip(store.keys(), rows, strict=True) if row != NO_ROW], records)
+    _fill(store, [key for key, row in zip(store.keys(), rows, strict=True) if row != NO_ROW], records, meter)
     row_map = None
     if num_rows < len(rows) and device != "cpu":
         row_map = torch.tensor(rows, dtype=torch.int32, device=device).view(manifest.num_layers, manifest.num_experts)
@@ -80,15 +81,17 @@ def _first_rows(store: Store, num_rows: int) -> list[int]:
     return first_rows(num_rows, num_layers=store.manifest.num_layers, num_experts=store.manifest.num_experts)
 
 
-def _fill(store: Store, keys: Sequence[ExpertKey], records: torch.Tensor) -> None:
+def _fill(store: Store, keys: Sequence[ExpertKey], records: torch.Tensor, meter: Meter) -> None:
     """`records` uint8 [N, base bytes], on whatever device, some rows at a time through host memory."""
 
-    def load(begin: int) -> None:
+    def load(begin: int) -> int:
         part = keys[begin : begin + _ROWS_AT_ONCE]
         staging = torch.empty(len(part), records.shape[1], dtype=torch.uint8)
         for key, row in zip(part, staging, strict=True):
             store.read_base_into(key, row.numpy().data, verify=True)
         records[begin : begin + len(part)].copy_(staging)
+        return staging.nbytes
 
     with ThreadPoolExecutor(_NUM_LOADERS) as pool:
-        list(pool.map(load, range(0, len(keys), _ROWS_AT_ONCE)))
+        for loaded_bytes in pool.map(load, range(0, len(keys), _ROWS_AT_ONCE)):
+            meter.add(loaded_bytes, "loading the draft's base")

@@ -14,6 +14,7 @@ from moespeq.config import LoadOptions
 from moespeq.model.runner import Runner
 from moespeq.plan import DepthLimits, MemoryPlan
 from moespeq.ports import Clock, Mover
+from moespeq.progress import Meter
 from moespeq.residency import (
     AmortizingDepth,
     Eviction,
@@ -65,13 +66,14 @@ class Tier:
 _GPU_WAVE_BYTES, _GPU_PREFILL_WAVE_BYTES = 20_000_000, 120_000_000
 
 
-def dense_tensors(store: Store) -> Mapping[str, torch.Tensor]:
+def dense_tensors(store: Store, meter: Meter) -> Mapping[str, torch.Tensor]:
     """Every dense tensor under its source name, in memory of its own."""
-    return {
-        entry.name: torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
-        for entry, data in store.dense_tensors()
-        if entry.dtype in _DTYPES
-    }
+    tensors = {}
+    for entry, data in store.dense_tensors():
+        meter.add(entry.num_bytes, "loading dense weights")
+        if entry.dtype in _DTYPES:
+            tensors[entry.name] = torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
+    return tensors
 
 
 def residency_options(options: LoadOptions, *, link_depth: int) -> ResidencyOptions:

@@ -21,17 +21,20 @@ from moespeq.model.runner import ROW_TILE, EagerRunner
 from moespeq.model.weights import ExpertWeights
 from moespeq.plan import MemoryPlan
 from moespeq.ports import Clock, RecordSource
+from moespeq.progress import Meter
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import HostCache, PacedSource, SlotArena, ThreadMover
 
 __all__ = ["cpu_tier"]
 
 
-def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: Clock) -> Tier:
+def cpu_tier(
+    store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: Clock, meter: Meter
+) -> Tier:
     """Load the dense model and the base, and open the link. Raises UsageError, BudgetError or StoreError."""
     manifest, config = store.manifest, load_config(store.model_folder)
     torch.set_num_threads(plan.threads)
-    model = load_without_experts(config, dense_tensors(store), dtype)
+    model = load_without_experts(config, dense_tensors(store, meter), dtype)
     plan = _check_threads(model, manifest.shapes, options, plan)
     arena = SlotArena(num_slots=plan.num_slots, slot_bytes=plan.slot_bytes)
     records = DiskSource(store, verify=True, with_base=options.records in ("mixed", "whole"))
@@ -40,7 +43,7 @@ def cpu_tier(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.
     with ExitStack() as opened:
         mover = ThreadMover(source, arena.slots(), num_threads=options.link_threads, clock=clock)
         opened.callback(mover.close)
-        bank = load_bank(store, plan.num_bases)
+        bank = load_bank(store, plan.num_bases, meter=meter)
         bases = resident_bases(store, bank, records.front_bytes, partial(read_base, store))
         residency = residency_for(store, options, plan, mover, clock, num_bytes=source.num_bytes, bases=bases)
         weights = ExpertWeights(

@@ -38,6 +38,7 @@ from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.nested import Layout
 from moespeq.plan import MemoryPlan, cuda_scratch_bytes
 from moespeq.ports import Clock
+from moespeq.progress import Meter
 from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource, check_records, spread
@@ -57,10 +58,10 @@ class _Memory:
     geometry: ExpertGeometry
 
 
-def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
+def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, meter: Meter) -> Tier:
     """Load everything onto the GPU. Raises UsageError, BudgetError, StorageError or StoreError."""
     try:
-        return _load(store, options, plan, clock)
+        return _load(store, options, plan, clock, meter)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -70,10 +71,10 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
         ) from error
 
 
-def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) -> Tier:
+def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, meter: Meter) -> Tier:
     gpu = require_gpu()
-    model = load_without_experts(load_config(store.model_folder), dense_tensors(store), device="cuda")
-    memory = _allocate(store, options, plan)
+    model = load_without_experts(load_config(store.model_folder), dense_tensors(store, meter), device="cuda")
+    memory = _allocate(store, options, plan, meter)
     source = _source(store, options)
     records = HostRecords(
         source,
@@ -95,6 +96,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock) ->
         residency = residency_for(store, options, plan, mover, clock, num_bytes=records.num_bytes, bases=bases)
         if options.records != "plain":
             _check_copies(store, records, memory.slots)
+        meter.add(0, "compiling kernels, capturing graphs")
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
         close = opened.pop_all().close
     return Tier(
@@ -127,10 +129,10 @@ def _source(store: Store, options: LoadOptions) -> DiskSource | PlainSource:
     return DiskSource(store, verify=True, with_base=options.records in ("mixed", "whole"))
 
 
-def _allocate(store: Store, options: LoadOptions, plan: MemoryPlan) -> _Memory:
+def _allocate(store: Store, options: LoadOptions, plan: MemoryPlan, meter: Meter) -> _Memory:
     manifest = store.manifest
     slots = torch.zeros(plan.num_slots, plan.slot_bytes, dtype=torch.uint8, device="cuda")
-    bank = load_bank(store, plan.num_bases, device="cuda")
+    bank = load_bank(store, plan.num_bases, meter=meter, device="cuda")
     layouts = [Layout.PLAIN] * manifest.num_layers if options.records == "plain" else manifest.layouts
     up, down = manifest.shapes
     return _Memory(slots, bank, layouts, ExpertGeometry((up, down), manifest.base_format))

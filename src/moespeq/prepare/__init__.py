@@ -5,7 +5,6 @@ from __future__ import annotations
 from moespeq.prepare.encoder import default_layout
 from moespeq.prepare.export import export_checkpoint
 from moespeq.prepare.prepare import prepare_cached, prepare_store, write_store
-from moespeq.prepare.progress import ProgressSink
 from moespeq.prepare.source import (
     cache_folder_for,
     default_output,
@@ -16,6 +15,7 @@ from moespeq.prepare.source import (
     resolve_source,
 )
 from moespeq.prepare.verify import VerifyReport, verify_store
+from moespeq.progress import ProgressSink
 
 __all__ = [
     "ProgressSink",

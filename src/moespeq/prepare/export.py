@@ -18,8 +18,8 @@ from moespeq.errors import StoreError, UsageError
 from moespeq.prepare.experts import decode_expert, piece_bytes
 from moespeq.prepare.export_folder import export_folder
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
-from moespeq.prepare.progress import Meter, ProgressSink
 from moespeq.prepare.workers import ExpertWorkers
+from moespeq.progress import Meter, ProgressSink
 from moespeq.store import ExpertPiece, SafetensorsFile, SourceFile, Store, StoredFile, TensorEntry
 from moespeq.store.checkpoint import INDEX_NAME
 from moespeq.store.disk_space import require_free, storage_errors

@@ -17,9 +17,9 @@ from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
 from moespeq.prepare.encoder import ExpertEncoder, default_layout
 from moespeq.prepare.experts import BF16_BYTES, ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
-from moespeq.prepare.progress import Meter, ProgressSink
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
 from moespeq.prepare.workers import ExpertWorkers
+from moespeq.progress import Meter, ProgressSink
 from moespeq.store import (
     Checkpoint,
     Manifest,

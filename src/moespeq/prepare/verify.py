@@ -12,8 +12,8 @@ from moespeq.config import format_bytes
 from moespeq.errors import StoreError
 from moespeq.prepare.experts import BF16_BYTES, ExpertReader, decode_expert, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
-from moespeq.prepare.progress import Meter, ProgressSink
 from moespeq.prepare.workers import ExpertWorkers
+from moespeq.progress import Meter, ProgressSink
 from moespeq.store import Checkpoint, Store, open_checkpoint
 from moespeq.types import ExpertKey
 
