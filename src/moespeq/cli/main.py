@@ -19,7 +19,7 @@ __all__ = ["app", "run"]
 EXIT_ERROR = 2
 EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
 _SHOWN_CHARS = 100  # of a path that the system refused
-COMMANDS = ("run", "prepare", "verify", "export", "info", "profile", "ablation", "demo")
+COMMANDS = ("run", "serve", "prepare", "verify", "export", "info", "profile", "ablation", "demo")
 TRACE_COMMANDS = ("record", "show", "replay")
 
 app = typer.Typer(

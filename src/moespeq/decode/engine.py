@@ -125,6 +125,11 @@ class Engine:
         return self._parts.generation_config
 
     @property
+    def vocab_size(self) -> int:
+        """Width of the logits; a tokenizer may know fewer tokens."""
+        return self._parts.vocab_size
+
+    @property
     def model(self) -> PreTrainedModel:
         """The transformers model underneath, its experts elsewhere."""
         return self._parts.runner.model
