@@ -1,4 +1,4 @@
-"""The engine worker: one at a time, in order, bounded; who leaves is cancelled between two rounds; faults stay alone."""
+"""The engine worker: one at a time, in order, bounded; who leaves is cancelled between rounds; faults stay alone."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def _started(
     open_engine: Callable[[], AbstractContextManager[FakeEngine]], *, max_waiting: int = 2
 ) -> EngineWorker[FakeEngine]:
     settled = threading.Event()
-    made = EngineWorker(
-        open_engine, max_waiting=max_waiting, clock=MonotonicClock(), on_state=lambda _: settled.set()
-    )
+    made = EngineWorker(open_engine, max_waiting=max_waiting, clock=MonotonicClock(), on_state=lambda _: settled.set())
     made.start()
     assert settled.wait(WAIT_S)
     return made
@@ -130,9 +128,7 @@ def test_a_ticket_cancelled_in_the_queue_is_never_begun(worker: EngineWorker[Fak
     assert engine.rounds == ["a", "a", "c"]
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(
-    worker: EngineWorker[FakeEngine], engine: FakeEngine
-) -> None:
+def test_a_full_queue_refuses_and_says_when_to_come_again(worker: EngineWorker[FakeEngine], engine: FakeEngine) -> None:
     running = Inbox()
     worker.submit(work("a", 2), running.put)
     engine.gate.release()

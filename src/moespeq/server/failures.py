@@ -12,7 +12,15 @@ from starlette.exceptions import HTTPException
 
 from moespeq.errors import BudgetError, MoespeqError, OverloadError, UnavailableError, UsageError
 
-__all__ = ["AuthenticationError", "ClientGoneError", "UnknownModelError", "add_error_handlers", "error_body"]
+__all__ = [
+    "AuthenticationError",
+    "ClientGoneError",
+    "EngineFaultError",
+    "UnknownModelError",
+    "add_error_handlers",
+    "error_body",
+    "explained",
+]
 
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody reads it; as web servers log it
@@ -27,8 +35,12 @@ class UnknownModelError(UsageError):
     """The request names a model that is not served."""
 
 
-class ClientGoneError(Exception):
+class ClientGoneError(MoespeqError):
     """The client left before its answer was complete."""
+
+
+class EngineFaultError(MoespeqError):
+    """The engine failed on a request with an error that nobody wrote a sentence for."""
 
 
 # The first that an error is an instance of: status, OpenAI's type, and code.
@@ -39,25 +51,32 @@ _STATUSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (OverloadError, 429, "rate_limit_error", "queue_full"),
     (UnavailableError, 503, "server_error", "unavailable"),
     (BudgetError, 503, "server_error", "out_of_memory"),
-    (MoespeqError, 500, "server_error", None),
     (ClientGoneError, _CLIENT_GONE, "invalid_request_error", None),
+    (EngineFaultError, 500, "server_error", "engine_fault"),
+    (MoespeqError, 500, "server_error", None),
 )
 _HTTP_TYPES = {404: "invalid_request_error", 405: "invalid_request_error"}
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body; an error outside of MoespeqError is our bug, and is logged with its traceback."""
+    """Status and body. An error that nobody wrote a sentence for is our bug, and its words stay in the log."""
     for kind, status, name, code in _STATUSES:
         if isinstance(error, kind):
             return status, _body(str(error), name, code)
-    _log.error("a request failed", exc_info=error)
     return 500, _body(_OUR_BUG, "server_error", "internal_error")
+
+
+def explained(error: Exception) -> MoespeqError:
+    """`error` as a client may see it; what no sentence was written for goes to the log, with its traceback."""
+    if isinstance(error, MoespeqError):
+        return error
+    _log.error("The engine failed on a request.", exc_info=error)
+    return EngineFaultError(_OUR_BUG)
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let every failure of `app` leave in one form."""
     app.add_exception_handler(MoespeqError, _answer)
-    app.add_exception_handler(ClientGoneError, _answer)
     app.add_exception_handler(Exception, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)

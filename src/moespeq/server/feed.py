@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from moespeq.server.failures import ClientGoneError, error_body
+from moespeq.server.failures import ClientGoneError, error_body, explained
 from moespeq.server.worker import Ended, EngineWorker, Ticket
 
 __all__ = ["events_of", "server_sent"]
@@ -38,7 +38,7 @@ async def events_of(
         while not isinstance(event := await arrived.get(), Ended):
             yield event
         if event.error is not None:
-            raise event.error
+            raise explained(event.error)
     finally:
         ticket.cancel()
         watcher.cancel()
@@ -59,7 +59,7 @@ async def server_sent(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[by
     except ClientGoneError:
         return
     except Exception as error:
-        yield _event(error_body(error)[1])
+        yield _event(error_body(explained(error))[1])
     yield b"data: [DONE]\n\n"
 
 

@@ -21,6 +21,7 @@ from moespeq.server.protocol import ResponseFormat
 __all__ = ["Grammar", "GrammarCompiler"]
 
 _ANY_OBJECT = {"type": "object"}
+_NO_FREE_SPACES = {"whitespace_flexible": False}  # a weak model would write them without end
 
 
 class GrammarCompiler:
@@ -40,7 +41,7 @@ class GrammarCompiler:
             if wanted.json_schema is None:
                 raise UsageError("response_format of type 'json_schema' needs a 'json_schema'; add one.")
             schema = wanted.json_schema.json_schema
-        source = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_NO_FREE_SPACES)
         if problem := LLMatcher.validate_grammar(source, self._tokenizer):
             raise UsageError(f"The JSON schema cannot be enforced ({' '.join(problem.split())}); change it.")
         return Grammar(self._tokenizer, source)
@@ -75,8 +76,9 @@ class _GrammarProcessor:
         return scores.masked_fill(~is_allowed.to(scores.device), -torch.inf)
 
     def _go_to(self, tokens: list[int]) -> None:
-        pairs = zip(self._read, tokens, strict=False)
-        common = next((index for index, (old, new) in enumerate(pairs) if old != new), min(len(self._read), len(tokens)))
+        common, shorter = 0, min(len(self._read), len(tokens))
+        while common < shorter and self._read[common] == tokens[common]:
+            common += 1
         if len(self._read) > common:
             self._matcher.rollback(len(self._read) - common)
         self._matcher.consume_tokens(tokens[common:])

@@ -73,7 +73,7 @@ class Service:
         if self.api_key is None:
             return
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
+        if kind.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), self.api_key.encode()):
             raise AuthenticationError("This server wants its API key, as 'Authorization: Bearer KEY'; send it.")
 
     def check_model(self, name: str) -> None:
@@ -91,13 +91,11 @@ class Service:
     async def reply(
         self, request: Request, task: GenerationTask, style: Style, *, is_streamed: bool, has_usage: bool
     ) -> Response:
-        """Queue `task` and answer. The first event is awaited before a status is sent, so that a failure has its own."""
+        """Queue `task` and answer. A status is sent after the first event, so that a failure has its own."""
         arrived_s = self.clock.now_s()
         usage = Usage(sum(map(len, task.prompts)))
         header = {"id": f"{style.id_prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}
-        events = events_of(
-            self.worker, lambda engine: task.run(engine, self.metrics, self.clock, arrived_s), request
-        )
+        events = events_of(self.worker, lambda engine: task.run(engine, self.metrics, self.clock, arrived_s), request)
         if not is_streamed:
             whole = await _collect(events, style, usage)
             return JSONResponse({**header, "object": style.name, "choices": whole, "usage": usage.to_json()})

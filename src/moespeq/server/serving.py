@@ -35,7 +35,7 @@ class HttpServer:
             uvicorn.Config(
                 create_app(service),
                 log_level=log_level,
-                log_config=_logs_on_stderr(),
+                log_config=_logs_on_stderr(log_level),
                 timeout_graceful_shutdown=grace_s,
                 server_header=False,
             )
@@ -55,8 +55,9 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _logs_on_stderr() -> dict[str, Any]:
-    """uvicorn's own, but standard output is for programs."""
+def _logs_on_stderr(log_level: str) -> dict[str, Any]:
+    """uvicorn's own and ours; standard output is for programs."""
     config = copy.deepcopy(LOGGING_CONFIG)
     config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    config["loggers"]["moespeq"] = {"handlers": ["default"], "level": log_level.upper(), "propagate": False}
     return config
