@@ -1,4 +1,4 @@
-"""The server says what the engine says, in OpenAI's shape, streamed or whole; what is wrong is refused in one sentence."""
+"""The server says what the engine says, in OpenAI's shape, streamed or whole; what is wrong is refused at once."""
 
 from __future__ import annotations
 

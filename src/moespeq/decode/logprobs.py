@@ -1,7 +1,7 @@
 """What the target thought of tokens: log-probabilities of its raw logits, before any processor or temperature.
 
-Owns the arithmetic alone; who keeps the logits decides which rows are asked about. Rows are taken a few at a time, since
-a float32 copy of all rows of a prompt would be larger than what the memory plan allows for.
+Owns the arithmetic alone; who keeps the logits decides which rows are asked about. Rows are taken a few at a time,
+since a float32 copy of all rows of a prompt would be larger than what the memory plan allows for.
 
 Shapes: n rows, V vocabulary.
 """
@@ -43,5 +43,5 @@ def _few_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Token
     ids = torch.tensor(tokens, device=logits.device)[:, None]
     own = logprobs.gather(-1, ids)[:, 0].tolist()
     top = logprobs.topk(num_top)
-    rows = zip(tokens, own, top.indices.tolist(), top.values.tolist(), strict=True)
-    return [TokenLogprob(token, value, tuple(zip(others, theirs))) for token, value, others, theirs in rows]
+    pairs = (zip(*row, strict=True) for row in zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return [TokenLogprob(token, value, tuple(pair)) for token, value, pair in zip(tokens, own, pairs, strict=True)]

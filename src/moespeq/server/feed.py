@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from moespeq.server.failures import ClientGoneError, error_body, explained
-from moespeq.server.worker import Ended, EngineWorker, Ticket
+from moespeq.server.worker import Ended, EngineWorker, Ticket, Work
 
 __all__ = ["events_of", "server_sent"]
 
 E = TypeVar("E")
 
 
-async def events_of(
-    worker: EngineWorker[E], work: Callable[[E], Iterator[Any]], request: Request
-) -> AsyncIterator[Any]:
+async def events_of(worker: EngineWorker[E], work: Work[E], request: Request) -> AsyncIterator[Any]:
     """What `work` yields. Raises what submitting or the work raises, and ClientGoneError when nobody reads on."""
     loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Any]()
 

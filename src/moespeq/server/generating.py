@@ -6,7 +6,7 @@ answers to one prompt share the seed and differ in the choice index, which the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ __all__ = ["ChoiceEnd", "ChoicePiece", "Event", "GenerationTask", "PromptEcho", 
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """Choice `index` begins with its prompt; logprobs: of the prompt's tokens but the first, where they are asked for."""
+    """Choice `index` begins with its prompt; logprobs: of the prompt's tokens but the first, where asked for."""
 
     index: int
     logprobs: tuple[TokenLogprob, ...]
@@ -66,7 +66,9 @@ class GenerationTask:
     num_top: int | None = None
     grammar: Grammar | None = None
 
-    def run(self, engine: Engine, metrics: ServerMetrics, clock: Clock, arrived_s: float) -> Iterator[Event]:
+    def run(
+        self, engine: Engine, metrics: ServerMetrics, clock: Clock, arrived_s: float
+    ) -> Generator[Event, None, None]:
         """Events, each as soon as there is one. On the engine's thread; close it to end early."""
         for number, prompt in enumerate(self.prompts):
             scores: tuple[TokenLogprob, ...] = ()

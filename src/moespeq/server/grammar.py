@@ -1,8 +1,8 @@
 """Answers that must match a JSON schema, by llguidance: which tokens may follow, for drafted rows as for verified ones.
 
-A processor is asked again and again about positions near the end of the text, some of them behind drafted tokens that are
-then rejected. Its matcher is only a cache of the text that it has read: it goes back to what the asked text has in common
-with that, then on; so an answer is a function of the text, as the sampler requires.
+A processor is asked again and again about positions near the end of the text, some of them behind drafted tokens that
+are then rejected. Its matcher is only a cache of the text that it has read: it goes back to what the asked text has in
+common with that, then on; so an answer is a function of the text, as the sampler requires.
 """
 
 from __future__ import annotations

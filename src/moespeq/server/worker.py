@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from enum import Enum
@@ -22,9 +22,12 @@ from typing import Any, Generic, TypeVar
 from moespeq.errors import OverloadError, UnavailableError, UsageError
 from moespeq.ports import Clock
 
-__all__ = ["Ended", "EngineWorker", "Ticket", "WorkerState"]
+__all__ = ["Ended", "EngineWorker", "Ticket", "Work", "WorkerState"]
 
 E = TypeVar("E")
+Work = Callable[[E], Generator[Any, None, None]]
+"""What the engine does for one ticket; closed early, it gives the engine back."""
+
 _FAULTS_UNTIL_UNHEALTHY = 3  # in a row: one may be its request's
 _PATIENCE_S = (1, 60)  # the least and most that a client is told to wait
 _CLOSING = "The server is shutting down; send the request again when it is back."
@@ -50,7 +53,7 @@ class Ended:
 class Ticket(Generic[E]):
     """A place in the queue. deliver: called by the worker's thread with what the work yields, then with an Ended."""
 
-    work: Callable[[E], Iterator[Any]]
+    work: Work[E]
     deliver: Callable[[Any], None]
     is_cancelled: bool = False
 
@@ -119,7 +122,7 @@ class EngineWorker(Generic[E]):
         """Begin to load; returns at once."""
         self._thread.start()
 
-    def submit(self, work: Callable[[E], Iterator[Any]], deliver: Callable[[Any], None]) -> Ticket[E]:
+    def submit(self, work: Work[E], deliver: Callable[[Any], None]) -> Ticket[E]:
         """Queue `work`. Raises OverloadError where the queue is full, UnavailableError where nobody would serve it."""
         ticket = Ticket(work, deliver)
         with self._changed:
@@ -183,7 +186,7 @@ class EngineWorker(Generic[E]):
     def _serve(self, engine: E, ticket: Ticket[E]) -> None:
         begin_s, error = self._clock.now_s(), None
         try:
-            with closing(ticket.work(engine)) as items:  # type: ignore[type-var]  # works are generators
+            with closing(ticket.work(engine)) as items:
                 for item in items:
                     ticket.deliver(item)
                     if ticket.is_cancelled:
