@@ -108,7 +108,7 @@ def test_a_cancelled_ticket_ends_after_the_running_round(worker: EngineWorker[Fa
     engine.gate.release()
     assert inbox.next() == "a0"
     ticket.cancel()
-    engine.gate.release()  # the round that may be running by now
+    engine.gate.release(100)
     inbox.rest()
     assert len(engine.rounds) <= 2
     assert engine.closed == ["a"], "its iterator must be closed, or the engine stays claimed"

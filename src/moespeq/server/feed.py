@@ -45,7 +45,7 @@ async def events_of(worker: EngineWorker[E], work: Work[E], request: Request) ->
 async def _cancel_when_gone(request: Request, ticket: Ticket[E], arrived: asyncio.Queue[Any]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    ticket.cancel()
+    ticket.cancel()  # at once: a response that could not be sent reads no more events
     arrived.put_nowait(Ended(ClientGoneError("The client left before its answer was complete.")))
 
 
