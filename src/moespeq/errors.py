@@ -7,7 +7,9 @@
     │   └── UnsupportedModelError  a family, dtype or layout that no test proves yet
     ├── StoreError               a store is missing, damaged, of another schema, or in use
     ├── BudgetError              the memory asked for does not hold what must be resident
-    └── StorageError             the disk is full, or a read or write failed
+    ├── StorageError             the disk is full, or a read or write failed
+    └── UnavailableError         a server does not take this request now, and says when to ask again
+        └── OverloadError        its queue is full
 
 The command line prints the sentence and exits with code 2; anything outside this tree is our bug, with its traceback.
 """
@@ -18,10 +20,12 @@ __all__ = [
     "BudgetError",
     "CheckpointError",
     "MoespeqError",
+    "OverloadError",
     "PromptError",
     "StorageError",
     "StoreError",
     "TraceError",
+    "UnavailableError",
     "UnsupportedModelError",
     "UsageError",
 ]
@@ -61,3 +65,15 @@ class StorageError(MoespeqError):
 
 class TraceError(MoespeqError):
     """A routing trace is missing, damaged or of another schema version, or cannot be written."""
+
+
+class UnavailableError(MoespeqError):
+    """A server does not take this request now; `retry_after_s` is when to ask again."""
+
+    def __init__(self, sentence: str, *, retry_after_s: int) -> None:
+        super().__init__(sentence)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadError(UnavailableError):
+    """The queue of a server is full."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import moespeq
 from families import make_tiny
 from moespeq.cli.main import run
+from moespeq.decode.engine import Engine
 from moespeq.nested import Layout
 from moespeq.prepare import prepare_store
+from served import Client, chat_model, serve
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +50,18 @@ def cli(
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def served_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The demo model with a chat template and a small context, as `serve` loads it."""
+    folder = chat_model(tmp_path_factory.mktemp("served") / "demo")
+    with moespeq.load(folder, ctx_size=128, k=4, prefill_rows=512) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def client(served_engine: Engine) -> Iterator[Client]:
+    """Of a server of it, in this process."""
+    with serve(served_engine) as opened:
+        yield opened

@@ -21,6 +21,7 @@ from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.live_tokens import Reuse, check_reuse
+from moespeq.decode.logprobs import TokenLogprob, token_logprobs
 from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
@@ -125,9 +126,21 @@ class Engine:
         return self._parts.generation_config
 
     @property
+    def vocab_size(self) -> int:
+        """Width of the logits; a tokenizer may know fewer tokens."""
+        return self._parts.vocab_size
+
+    @property
     def model(self) -> PreTrainedModel:
         """The transformers model underneath, its experts elsewhere."""
         return self._parts.runner.model
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of `prompt`, checked. Raises PromptError where it is empty or leaves the answer no room."""
+        vocab_size, context_tok = self._parts.vocab_size, self.plan.context_tok
+        return prompt_tokens(
+            prompt, lambda text: self.tokenizer.encode(text), vocab_size=vocab_size, context_tok=context_tok
+        )
 
     def generate(self, prompt: Prompt, **sampling: Any) -> GenerationResult:
         """The whole answer to `prompt` (text or token ids); `sampling` are the fields of SamplingParams.
@@ -163,18 +176,29 @@ class Engine:
         """
         check_reuse(reuse)
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
-        tokens = self._encode(prompt)
+        tokens = self.encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
         sink = sink or self._text_stream(params.stop)
         return self._start(tokens, params, sink, limit_tok, choice_index, observer, reuse)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
-        tokens, shield = self._encode(prompt), InterruptShield()
+        tokens, shield = self.encode(prompt), InterruptShield()
         with self._claim(None), cleaned_up(self._parts.loop), shield:
             logits = self._parts.loop.prompt_logits(tokens)
         shield.raise_pending()
         return logits
+
+    def prompt_logprobs(self, prompt: Prompt, *, num_top: int = 0) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of all tokens of `prompt` but the first, by one prefill; `num_top` others beside each."""
+        tokens, shield = self.encode(prompt), InterruptShield()
+        scored: list[TokenLogprob] = []
+        with self._claim(None), cleaned_up(self._parts.loop), shield:
+            for logits in self._parts.loop.prompt_logit_chunks(tokens):
+                following = tokens[len(scored) + 1 :][: len(logits)]
+                scored += token_logprobs(logits[: len(following)], following, num_top)
+        shield.raise_pending()
+        return tuple(scored)
 
     def retune(self, **changes: Any) -> None:
         """Change what takes no memory (k, prefetch, lookahead_tok, eviction, link_bytes_per_s); slots start empty.
@@ -262,12 +286,6 @@ class Engine:
         if decoder is None and stop:
             raise UsageError("Stop texts are found by the tokenizer and this checkpoint has none; use eos_token_ids.")
         return TextStream(decoder or _NoText(), stop)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        vocab_size, context_tok = self._parts.vocab_size, self.plan.context_tok
-        return prompt_tokens(
-            prompt, lambda text: self.tokenizer.encode(text), vocab_size=vocab_size, context_tok=context_tok
-        )
 
 
 class _NoText:

@@ -6,12 +6,13 @@ committed = accepted + 1, cut after EOS, a stop text or the limit; what is cut i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moespeq.decode.accept import Accepted, cut
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.live_tokens import Reuse
+from moespeq.decode.logprobs import TokenLogprob
 from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
@@ -34,10 +35,15 @@ class TokenSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one round added: its tokens, and the text that is certain by now (it may lag behind the tokens)."""
+    """What one round added: its tokens, and the text that is certain by now (it may lag behind the tokens).
+
+    report: what the round, or the prefill that gave the first token, took; logprobs: of the tokens, where asked for.
+    """
 
     text: str
     tokens: tuple[int, ...]
+    report: StepReport | None = field(default=None, repr=False, compare=False)
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +119,16 @@ class Generation:
         piece = self._take(first)
         self._loop.commit_first(piece.tokens[0], self._sampler)
         first_s = self._clock.now_s()
-        yield piece
+        yield replace(piece, report=prefill, logprobs=self._sampler.take_logprobs())
         while self._finish is None:
             if self._is_cancelled():
                 self._finish = FinishReason.CANCELLED
                 break
             proposal = self._loop.propose(self._sampler, self.limit_tok - len(self._tokens))
             piece = self._take(proposal)
-            self._reports.append(self._loop.commit(piece.tokens, self._sampler))
-            yield piece
+            report = self._loop.commit(piece.tokens, self._sampler)
+            self._reports.append(report)
+            yield replace(piece, report=report, logprobs=self._sampler.take_logprobs())
         tail = self._sink.flush()
         self._parts.append(tail)
         self._result = GenerationResult(

@@ -127,8 +127,12 @@ class SpeculativeLoop:
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V]."""
+        return torch.cat(list(self.prompt_logit_chunks(prompt)))
+
+    def prompt_logit_chunks(self, prompt: Sequence[int]) -> Iterator[torch.Tensor]:
+        """The same chunk by chunk, each valid until the next."""
         self._live.cut(0)
-        return torch.cat(list(self._prefill(prompt, num_logits=0)))
+        return self._prefill(prompt, num_logits=0)
 
     def look_ahead(self, tokens: Sequence[int], start: int, on_ahead: OnLayer) -> Iterator[None]:
         """Prefill `tokens` from position `start` on, chunk by chunk, for what routers say one layer early."""

@@ -61,6 +61,7 @@ class SamplingParams:
     stop: the generation ends before the first of these texts.
     acceptance: "coupled" gives the same text for every k; "rejection" accepts more at a high temperature.
     logits_processors: transformers-style callables, applied row by row between the penalties and the warpers.
+    logprobs: how many of the likeliest tokens are reported beside each new one; None reports nothing.
     """
 
     max_new_tokens: int = 256
@@ -76,11 +77,14 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     acceptance: Literal["coupled", "rejection"] = "coupled"
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_whole("max_new_tokens", self.max_new_tokens, 1, None)
         _check_whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         _check_whole("top_k", self.top_k, 0, None)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, None)
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
         _check_number("temperature", self.temperature, "0 (greedy) or at least 1e-30", _is_temperature)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from moespeq.decode.accept import Accepted, accept_coupled, accept_rejection
+from moespeq.decode.logprobs import TokenLogprob, token_logprobs
 from moespeq.decode.noise import Stream, gumbel, uniform
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.processors import merge_custom, penalize_repetition, suppress_before, warp
@@ -83,6 +84,8 @@ class Sampler:
         self._tokens: list[int] = []
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
         self._noise_rows: dict[tuple[Stream, int], Tensor] = {}
+        self._verified: Tensor | None = None  # raw logits [R, V] of the tokens to commit next, where they are reported
+        self._logprobs: list[TokenLogprob] = []
         self.commit(prompt_tokens)
 
     @property
@@ -102,9 +105,17 @@ class Sampler:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append tokens that are final; the noise of their positions is forgotten."""
+        if self._verified is not None:
+            self._logprobs += token_logprobs(self._verified[: len(tokens)], tokens, self.params.logprobs or 0)
+            self._verified = None
         self._tokens.extend(tokens)
         self._seen[torch.tensor(tokens, dtype=torch.int64, device=self._device)] = True
         self._noise_rows = {key: row for key, row in self._noise_rows.items() if key[1] >= len(self._tokens)}
+
+    def take_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the tokens committed since the last call, where `params.logprobs` asks for them."""
+        taken, self._logprobs = tuple(self._logprobs), []
+        return taken
 
     def rewound(self, num_tok: int) -> Sampler:
         """One that makes the same choices and has seen the first `num_tok` tokens only, the prompt's included."""
@@ -148,6 +159,8 @@ class Sampler:
         else:
             accepted = accept_coupled(drafted, self._choose(scores, first_position, Stream.TARGET).tolist())
         _check_numbers(scores[: accepted.accepted + 1], first_position)
+        if self.params.logprobs is not None:
+            self._verified = logits
         return accepted
 
     def _accept_rejection(

@@ -32,9 +32,18 @@ class Tokenizer:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a plain prompt, with the special tokens the model was trained with."""
-        return self._encode(text, add_special_tokens=True)
+    @property
+    def definition(self) -> str:
+        """The text of its tokenizer.json, which other libraries read. Raises UsageError where it has none."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UsageError("This checkpoint's tokenizer is not a fast one, which answers in a format need.")
+        text: str = backend.to_str()
+        return text
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of a plain prompt, with the special tokens the model was trained with unless told otherwise."""
+        return self._encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""

@@ -1,0 +1,119 @@
+"""`moespeq serve`: an OpenAI-compatible server of one model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moespeq.cli import options
+from moespeq.cli.options import parse_k
+
+if TYPE_CHECKING:
+    from moespeq.decode.engine import Engine
+    from moespeq.prepare import ProgressSink
+    from moespeq.server.worker import WorkerState
+
+__all__ = ["command"]
+
+_PREFILL_ROWS = 512
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def command(
+    model: options.Model,
+    *,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="MOESPEQ_API_KEY", help="Key that clients must send; by default none."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served-model-name", help="What clients call the model; by default MODEL.")
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more are refused with 429.")
+    ] = 256,
+    grace: Annotated[
+        int, typer.Option("--grace", min=0, metavar="S", help="Seconds for answers to end after Ctrl-C or SIGTERM.")
+    ] = 30,
+    log_level: Annotated[
+        str, typer.Option("--log-level", metavar="debug|info|warning|error", help="What is logged to stderr.")
+    ] = "info",
+    k: options.K = "auto",
+    k_min: options.KMin = 0,
+    itl_budget: options.ItlBudget = None,
+    lookahead: options.Lookahead = None,
+    rows: options.Rows = None,
+    ctx_size: options.CtxSize = None,
+    device: options.Device = "auto",
+    device_memory: options.DeviceMemory = None,
+    base_memory: options.BaseMemory = None,
+    host_memory: options.HostMemory = None,
+    threads: options.Threads = None,
+    link_bandwidth: options.LinkBandwidth = None,
+    json: options.Json = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API: moespeq serve MODEL --port 8000."""
+    from moespeq.api import load
+    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.errors import UsageError
+    from moespeq.server.metrics import ServerMetrics
+    from moespeq.server.service import LoadProgress, Service
+    from moespeq.server.serving import HttpServer, listen
+    from moespeq.server.worker import EngineWorker, WorkerState
+    from moespeq.transfer.clock import MonotonicClock
+
+    if log_level not in _LOG_LEVELS:
+        raise UsageError(f"log level '{log_level}' is unknown; use {', '.join(_LOG_LEVELS)}.")
+    progress, clock = LoadProgress(), MonotonicClock()
+
+    def open_engine() -> Engine:
+        with progress_bar() as bar:
+            return load(
+                model,
+                progress=_Both(progress, bar),
+                k=parse_k(k),
+                k_min=k_min,
+                itl_budget_ms=itl_budget,
+                lookahead_tok=lookahead,
+                rows=rows,
+                ctx_size=ctx_size,
+                device=device,
+                device_memory=device_memory,
+                base_memory=base_memory,
+                host_memory=host_memory,
+                threads=threads,
+                link_bytes_per_s=link_bandwidth,
+                prefill_rows=_PREFILL_ROWS,
+            )
+
+    listening = listen(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+    def hear(state: WorkerState) -> None:
+        if state is WorkerState.FAILED:
+            server.stop()
+        if state is WorkerState.READY:
+            if json:
+                print_json({"url": url, "model": service.model_name})
+            else:
+                err.print(f"{service.model_name} is served at {url}/v1")
+
+    worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
+    metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
+    service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
+    server = HttpServer(service, log_level=log_level, grace_s=grace)
+    server.run(listening)
+
+
+class _Both:
+    """A ProgressSink that tells two."""
+
+    def __init__(self, *sinks: ProgressSink) -> None:
+        self._sinks = sinks
+
+    def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+        for sink in self._sinks:
+            sink.update(done_bytes, total_bytes, what)

@@ -1,0 +1,111 @@
+"""Errors as HTTP says them: a status, OpenAI's JSON body, and when to ask again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from moespeq.errors import BudgetError, MoespeqError, OverloadError, UnavailableError, UsageError
+
+__all__ = [
+    "AuthenticationError",
+    "ClientGoneError",
+    "EngineFaultError",
+    "UnknownModelError",
+    "add_error_handlers",
+    "error_body",
+    "explained",
+]
+
+_log = logging.getLogger(__name__)
+_CLIENT_GONE = 499  # nobody reads it; as web servers log it
+_OUR_BUG = "The server failed on this request, and its log says how; please report it."
+
+
+class AuthenticationError(UsageError):
+    """The request carries no key, or a wrong one."""
+
+
+class UnknownModelError(UsageError):
+    """The request names a model that is not served."""
+
+
+class ClientGoneError(MoespeqError):
+    """The client left before its answer was complete."""
+
+
+class EngineFaultError(MoespeqError):
+    """The engine failed on a request with an error that nobody wrote a sentence for."""
+
+
+# The first that an error is an instance of: status, OpenAI's type, and code.
+_STATUSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (AuthenticationError, 401, "authentication_error", "invalid_api_key"),
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UsageError, 400, "invalid_request_error", None),
+    (OverloadError, 429, "rate_limit_error", "queue_full"),
+    (UnavailableError, 503, "server_error", "unavailable"),
+    (BudgetError, 503, "server_error", "out_of_memory"),
+    (ClientGoneError, _CLIENT_GONE, "invalid_request_error", None),
+    (EngineFaultError, 500, "server_error", "engine_fault"),
+    (MoespeqError, 500, "server_error", None),
+)
+_HTTP_TYPES = {404: "invalid_request_error", 405: "invalid_request_error"}
+
+
+def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body. An error that nobody wrote a sentence for is our bug, and its words stay in the log."""
+    for kind, status, name, code in _STATUSES:
+        if isinstance(error, kind):
+            return status, _body(str(error), name, code)
+    return 500, _body(_OUR_BUG, "server_error", "internal_error")
+
+
+def explained(error: Exception) -> MoespeqError:
+    """`error` as a client may see it; what no sentence was written for goes to the log, with its traceback."""
+    if isinstance(error, MoespeqError):
+        return error
+    _log.error("The engine failed on a request.", exc_info=error)
+    return EngineFaultError(_OUR_BUG)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let every failure of `app` leave in one form."""
+    app.add_exception_handler(MoespeqError, _answer)
+    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+
+async def _answer(_: Request, error: Exception) -> JSONResponse:
+    status, body = error_body(error)
+    headers = {}
+    if isinstance(error, UnavailableError):
+        headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, AuthenticationError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, status, headers)
+
+
+async def _answer_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = f"'{field}': " if field else ""
+    more = f" ({len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    return JSONResponse(_body(f"{where}{first['msg']}{more}.", "invalid_request_error", None, field or None), 400)
+
+
+async def _answer_http(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    kind = _HTTP_TYPES.get(error.status_code, "server_error")
+    return JSONResponse(_body(str(error.detail), kind, None), error.status_code, error.headers)
+
+
+def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,87 @@
+"""Answers that must match a JSON schema, by llguidance: which tokens may follow, for drafted rows as for verified ones.
+
+A processor is asked again and again about positions near the end of the text, some of them behind drafted tokens that
+are then rejected. Its matcher is only a cache of the text that it has read: it goes back to what the asked text has in
+common with that, then on; so an answer is a function of the text, as the sampler requires.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+from moespeq.errors import UsageError
+from moespeq.server.protocol import ResponseFormat
+
+__all__ = ["Grammar", "GrammarCompiler"]
+
+_ANY_OBJECT = {"type": "object"}
+_NO_FREE_SPACES = {"whitespace_flexible": False}  # a weak model would write them without end
+
+
+class GrammarCompiler:
+    """Knows one tokenizer, which takes a while, so it is made once. definition: the text of its tokenizer.json."""
+
+    def __init__(self, definition: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        if not eos_token_ids:
+            raise UsageError("This model has no end-of-sequence token to end a JSON answer with; leave the format out.")
+        self._tokenizer = LLTokenizer(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+
+    def compile(self, wanted: ResponseFormat) -> Grammar | None:
+        """None where any text will do. Raises UsageError for a schema that cannot be enforced."""
+        if wanted.type == "text":
+            return None
+        schema: dict[str, Any] | bool = _ANY_OBJECT
+        if wanted.type == "json_schema":
+            if wanted.json_schema is None:
+                raise UsageError("response_format of type 'json_schema' needs a 'json_schema'; add one.")
+            schema = wanted.json_schema.json_schema
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_NO_FREE_SPACES)
+        if problem := LLMatcher.validate_grammar(source, self._tokenizer):
+            raise UsageError(f"The JSON schema cannot be enforced ({' '.join(problem.split())}); change it.")
+        return Grammar(self._tokenizer, source)
+
+
+class Grammar:
+    """A schema, ready to be enforced on any number of answers."""
+
+    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+        self._tokenizer, self._source = tokenizer, source
+
+    def processor(self, prompt_tok: int) -> _GrammarProcessor:
+        """For one answer, which begins behind `prompt_tok` tokens."""
+        return _GrammarProcessor(LLMatcher(self._tokenizer, self._source), self._tokenizer.eos_tokens, prompt_tok)
+
+
+class _GrammarProcessor:
+    """A logits processor; rows [1, V]."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], prompt_tok: int) -> None:
+        self._matcher, self._eos_token_ids, self._prompt_tok = matcher, list(eos_token_ids), prompt_tok
+        self._read: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores` without the tokens that must not follow `input_ids`; once the JSON is complete, only an end may."""
+        self._go_to(input_ids[0, self._prompt_tok :].tolist())
+        if self._matcher.is_stopped():
+            is_allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
+            is_allowed[self._eos_token_ids] = True
+        else:
+            is_allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) != 0
+        return scores.masked_fill(~is_allowed.to(scores.device), -torch.inf)
+
+    def _go_to(self, tokens: list[int]) -> None:
+        common, shorter = 0, min(len(self._read), len(tokens))
+        while common < shorter and self._read[common] == tokens[common]:
+            common += 1
+        if len(self._read) > common:
+            self._matcher.rollback(len(self._read) - common)
+        self._matcher.consume_tokens(tokens[common:])
+        self._read = tokens
+        if self._matcher.is_error():
+            raise UsageError(f"The JSON schema became too complex ({self._matcher.get_error()}); simplify it.")

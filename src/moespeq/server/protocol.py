@@ -1,0 +1,135 @@
+"""What a client may ask, as OpenAI's API names it, checked for its shape.
+
+Ranges are the engine's to check, so that they are said once. A field that we do not know is refused: a setting that is
+silently ignored gives wrong answers. Those that change nothing in an answer are listed, and accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerationRequest",
+    "Message",
+    "ResponseFormat",
+    "StreamOptions",
+    "TextPart",
+    "TokenizeRequest",
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamOptions(_Strict):
+    """include_usage: a last chunk counts the tokens."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(_Strict):
+    """The schema an answer must match; it is always enforced, `strict` or not."""
+
+    name: str = ""
+    description: str | None = None
+    json_schema: dict[str, Any] | bool = Field(alias="schema", default_factory=dict)
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """text: anything; json_object: some JSON object; json_schema: JSON that the schema admits."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationRequest(_Strict):
+    """What both ways to ask have in common; None is "not given", and the checkpoint's own default."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=128)
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    # Accepted at the one value that means what we do.
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+    # Nothing in an answer depends on these.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions. A prompt is text or token ids, or a list of either."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+
+class TextPart(_Strict):
+    """A part of a message; we take text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """A turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class TokenizeRequest(_Strict):
+    """POST /tokenize: of a text, or of a conversation by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

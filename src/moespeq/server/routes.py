@@ -1,0 +1,117 @@
+"""The endpoints: each is a line or two that asks, queues and answers. Their meaning is in the modules they call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+
+from moespeq import __version__
+from moespeq.errors import UsageError
+from moespeq.server.asking import Asked, ask_chat, ask_completion, messages_of
+from moespeq.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from moespeq.server.service import Service
+from moespeq.server.worker import WorkerState
+
+__all__ = ["model_routes", "state_routes"]
+
+
+def state_routes(service: Service) -> APIRouter:
+    """How the server is. Open to everybody: probes and scrapers carry no key."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> JSONResponse:
+        """200 while requests are served as they should be; else 503, with the progress of the load."""
+        worker, progress = service.worker, service.progress
+        if worker.state is WorkerState.LOADING:
+            done = {"done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
+            return JSONResponse({"status": "loading", "what": progress.what, **done}, 503, {"Retry-After": "5"})
+        if not worker.is_healthy:
+            return JSONResponse({"status": "unhealthy"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @routes.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(service.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def model_routes(service: Service) -> APIRouter:
+    """What the model does. With the API key, where there is one."""
+
+    async def authorized(request: Request) -> None:
+        service.authorize(request)
+
+    routes = APIRouter(dependencies=[Depends(authorized)])
+
+    async def answer(request: Request, asked: Asked, body: GenerationRequest) -> Response:
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        return await service.reply(request, asked.task, asked.style, is_streamed=body.stream, has_usage=has_usage)
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_card(service)]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return _model_card(service)
+
+    @routes.post("/v1/completions")
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        service.check_model(body.model)
+        return await answer(request, await run_in_threadpool(ask_completion, service, body), body)
+
+    @routes.post("/v1/chat/completions")
+    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+        service.check_model(body.model)
+        return await answer(request, await run_in_threadpool(ask_chat, service, body), body)
+
+    @routes.post("/tokenize")
+    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        tokens = _tokens(service, body)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.worker.engine.plan.context_tok}
+
+    @routes.post("/detokenize")
+    def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        engine = service.worker.engine
+        bad = next((token for token in body.tokens if not 0 <= token < engine.vocab_size), None)
+        if bad is not None:
+            raise UsageError(f"Token {bad} is not in the vocabulary of {engine.vocab_size}; check the tokenizer.")
+        return {"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    return routes
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created_s,
+        "owned_by": "moespeq",
+        "max_model_len": service.worker.engine.plan.context_tok,
+    }
+
+
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    tokenizer = service.worker.engine.tokenizer
+    if (body.prompt is None) == (body.messages is None):
+        raise UsageError("Give either a 'prompt' or 'messages' to tokenize.")
+    if body.messages is not None:
+        return tokenizer.encode_chat(messages_of(body.messages))
+    return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)

@@ -1,0 +1,140 @@
+"""What all routes share: the worker, who may ask, and how a task becomes a reply.
+
+Owns nothing of the engine: what it reads of it (tokenizer, plan, defaults) never changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from moespeq.decode.engine import Engine
+from moespeq.decode.params import SamplingParams
+from moespeq.ports import Clock
+from moespeq.server.failures import AuthenticationError, UnknownModelError
+from moespeq.server.feed import events_of, server_sent
+from moespeq.server.generating import ChoicePiece, Event, GenerationTask
+from moespeq.server.grammar import GrammarCompiler
+from moespeq.server.metrics import ServerMetrics
+from moespeq.server.styles import Style
+from moespeq.server.worker import EngineWorker
+
+__all__ = ["LoadProgress", "Service", "Usage"]
+
+_NOT_BUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True)
+class LoadProgress:
+    """How far the model is loaded, a ProgressSink; written by the worker's thread, read by the event loop."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    what: str = "loading"
+
+    def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+        self.done_bytes, self.total_bytes, self.what = done_bytes, total_bytes, what
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tok: int
+    new_tok: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        total = self.prompt_tok + self.new_tok
+        return {"prompt_tokens": self.prompt_tok, "completion_tokens": self.new_tok, "total_tokens": total}
+
+
+@dataclass(frozen=True)
+class Service:
+    """One served model. api_key: None lets everybody ask."""
+
+    worker: EngineWorker[Engine]
+    metrics: ServerMetrics
+    clock: Clock
+    model_name: str
+    api_key: str | None = None
+    progress: LoadProgress = field(default_factory=LoadProgress)
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def authorize(self, request: Request) -> None:
+        """Raise AuthenticationError unless the request carries the key, where there is one."""
+        if self.api_key is None:
+            return
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), self.api_key.encode()):
+            raise AuthenticationError("This server wants its API key, as 'Authorization: Bearer KEY'; send it.")
+
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModelError for another model than the one that is served."""
+        if name != self.model_name:
+            raise UnknownModelError(f"The model '{name:.100}' is not served here; ask for '{self.model_name}'.")
+
+    @functools.cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Made when the first answer needs one."""
+        engine = self.worker.engine
+        defaults = SamplingParams.from_generation_config(engine.generation_config)
+        return GrammarCompiler(engine.tokenizer.definition, engine.vocab_size, defaults.eos_token_ids)
+
+    async def reply(
+        self, request: Request, task: GenerationTask, style: Style, *, is_streamed: bool, has_usage: bool
+    ) -> Response:
+        """Queue `task` and answer. A status is sent after the first event, so that a failure has its own."""
+        arrived_s = self.clock.now_s()
+        usage = Usage(sum(map(len, task.prompts)))
+        header = {"id": f"{style.id_prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}
+        events = events_of(self.worker, lambda engine: task.run(engine, self.metrics, self.clock, arrived_s), request)
+        if not is_streamed:
+            whole = await _collect(events, style, usage)
+            return JSONResponse({**header, "object": style.name, "choices": whole, "usage": usage.to_json()})
+        first = await anext(events)
+        chunks = _chunks(first, events, style, usage, has_usage=has_usage)
+        stamped = ({**header, "object": style.chunk_name, **chunk} async for chunk in chunks)
+        return StreamingResponse(server_sent(stamped), media_type="text/event-stream", headers=_NOT_BUFFERED)
+
+
+async def _collect(events: AsyncIterator[Event], style: Style, usage: Usage) -> list[dict[str, Any]]:
+    by_choice: dict[int, list[Event]] = {}
+    async for event in events:
+        by_choice.setdefault(event.index, []).append(event)
+        _count(event, usage)
+    return [style.whole(index, parts) for index, parts in sorted(by_choice.items())]
+
+
+async def _chunks(
+    first: Event, events: AsyncIterator[Event], style: Style, usage: Usage, *, has_usage: bool
+) -> AsyncIterator[dict[str, Any]]:
+    """Chunks without their header. With usage, all have the field, and the last one has nothing else."""
+    nothing: dict[str, Any] = {"usage": None} if has_usage else {}
+    opened: set[int] = set()
+
+    def choices(event: Event) -> list[dict[str, Any]]:
+        _count(event, usage)
+        opening = None if event.index in opened else style.opening(event.index)
+        opened.add(event.index)
+        return [choice for choice in (opening, style.delta(event)) if choice is not None]
+
+    for choice in choices(first):
+        yield {"choices": [choice], **nothing}
+    async for event in events:
+        for choice in choices(event):
+            yield {"choices": [choice], **nothing}
+    if has_usage:
+        yield {"choices": [], "usage": usage.to_json()}
+
+
+def _count(event: Event, usage: Usage) -> None:
+    if isinstance(event, ChoicePiece):
+        usage.new_tok += len(event.tokens)

@@ -1,0 +1,63 @@
+"""A service on a socket, until a signal or a failed load ends it."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.config import LOGGING_CONFIG
+
+from moespeq.errors import UsageError
+from moespeq.server.app import create_app
+from moespeq.server.service import Service
+
+__all__ = ["HttpServer", "listen"]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises UsageError where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"Cannot listen on {host} port {port}: {reason}; choose another --host or --port.") from error
+
+
+class HttpServer:
+    """Runs in the main thread, whose signals end it: answers that run have `grace_s` to end, then they are cut."""
+
+    def __init__(self, service: Service, *, log_level: str, grace_s: int) -> None:
+        self._service = service
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(service),
+                log_level=log_level,
+                log_config=_logs_on_stderr(log_level),
+                timeout_graceful_shutdown=grace_s,
+                server_header=False,
+            )
+        )
+
+    def run(self, listening: socket.socket) -> None:
+        """Serve until a signal or `stop`. Raises what the load failed with."""
+        try:
+            self._server.run(sockets=[listening])
+        finally:
+            self._service.worker.close()
+        if self._service.worker.failure is not None:
+            raise self._service.worker.failure
+
+    def stop(self) -> None:
+        """End the server; from any thread."""
+        self._server.should_exit = True
+
+
+def _logs_on_stderr(log_level: str) -> dict[str, Any]:
+    """uvicorn's own and ours; standard output is for programs."""
+    config = copy.deepcopy(LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    config["loggers"]["moespeq"] = {"handlers": ["default"], "level": log_level.upper(), "propagate": False}
+    return config

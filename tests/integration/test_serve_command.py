@@ -1,0 +1,129 @@
+"""`moespeq serve` as people run it: a process, a port, the official client, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from moespeq.decode.engine import Engine
+from served import PROMPT, chat_model
+
+KEY = "a-key"
+WAIT_S = 90.0
+CHAT = [{"role": "user", "content": "Tom has 5 apples."}]
+
+
+class Process:
+    """A running `moespeq serve`."""
+
+    def __init__(self, model: Path, cache: Path) -> None:
+        command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0", "--json", "--k", "4"]
+        command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", "5"]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=(cache.parent / "stderr.txt").open("w"),
+            text=True,
+            env=os.environ | {"MOESPEQ_CACHE": str(cache)},
+        )
+        assert self.process.stdout is not None
+        self.facts = json.loads(self.process.stdout.readline())
+        self.client = openai.OpenAI(base_url=f"{self.facts['url']}/v1", api_key=KEY, max_retries=0, timeout=WAIT_S)
+
+    def end(self, number: int) -> int:
+        """The exit code after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("serve") / "demo")
+
+
+@pytest.fixture(scope="module")
+def process(model: Path) -> Iterator[Process]:
+    running = Process(model, model.parent / "cache")
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def test_the_official_client_gets_the_engines_text(process: Process, served_engine: Engine) -> None:
+    expected = served_engine.generate(PROMPT, max_new_tokens=16).text
+    whole = process.client.completions.create(model="demo", prompt=PROMPT, max_tokens=16)
+    assert whole.choices[0].text == expected
+    stream = process.client.completions.create(model="demo", prompt=PROMPT, max_tokens=16, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == expected
+
+
+def test_the_official_client_chats(process: Process, served_engine: Engine) -> None:
+    expected = served_engine.chat(CHAT, max_new_tokens=12, temperature=0.9, seed=2).text
+    asked = {"model": "demo", "messages": CHAT, "max_completion_tokens": 12, "temperature": 0.9, "seed": 2}
+    whole = process.client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    assert whole.choices[0].message.content == expected
+    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+    stream = process.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == expected
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_official_client_raises_its_own_errors(process: Process) -> None:
+    client = process.client
+    assert [model.id for model in client.models.list()] == ["demo"]
+    with pytest.raises(openai.BadRequestError, match="the context 128"):
+        client.completions.create(model="demo", prompt="apples " * 400)
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.completions.create(model="gpt-5", prompt="a")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+def test_a_closed_connection_frees_the_engine(process: Process) -> None:
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 110, "ignore_eos": True, "stream": True}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.stream("POST", f"{process.facts['url']}/v1/completions", json=body, headers=headers) as answer:
+        next(answer.iter_lines())
+    deadline_s = time.monotonic() + WAIT_S
+    while "num_requests_running 0.0" not in httpx.get(f"{process.facts['url']}/metrics").text:
+        assert time.monotonic() < deadline_s, "the engine works for nobody"
+        time.sleep(0.05)
+
+
+def test_a_signal_lets_an_answer_end_and_then_the_process(model: Path) -> None:
+    running = Process(model, model.parent / "cache")
+    stream = running.client.completions.create(model="demo", prompt=PROMPT, max_tokens=30, stream=True)
+    first = next(iter(stream))
+    running.process.send_signal(signal.SIGTERM)
+    rest = list(stream)
+    assert rest[-1].choices[0].finish_reason is not None, first
+    assert running.process.wait(WAIT_S) == -signal.SIGTERM
+
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_a_port_that_is_taken_is_one_sentence(cli: Cli, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _, told = cli("serve", model, "--port", taken.getsockname()[1])
+    assert code == 2
+    assert "choose another --host or --port" in told
+
+
+def test_a_load_that_fails_ends_the_server_with_its_sentence(cli: Cli, model: Path) -> None:
+    code, _, told = cli("serve", model, "--port", "0", "--device-memory", "1KiB", "--log-level", "error")
+    assert code == 2
+    assert told.count("\n") == 1
+    assert told.startswith("moespeq: ")
