@@ -24,7 +24,7 @@ from engines import memory_for, open_tight, prompts
 from fake_driver import FakeDriver
 from fault_engine import FaultEngine, fault_engine
 from moespeq.config import LoadOptions
-from moespeq.decode import assembly, tier_cpu
+from moespeq.decode import planning, tier_cpu
 from moespeq.decode.assembly import open_engine
 from moespeq.decode.engine import Engine
 from moespeq.errors import BudgetError, StorageError, UsageError
@@ -229,7 +229,7 @@ def test_a_gpu_that_is_full_while_loading_is_a_sentence(
         raise error
 
     monkeypatch.setattr(tier_cuda, "require_gpu", full)
-    monkeypatch.setattr(assembly, "require_gpu", partial(require_gpu, FakeDriver()))
+    monkeypatch.setattr(planning, "require_gpu", partial(require_gpu, FakeDriver()))
     with pytest.raises(BudgetError, match=r"ran out of memory while loading .* smaller --device-memory") as caught:
         moespeq.load(tiny_store, device="cuda")
     assert "\n" not in str(caught.value)
@@ -253,7 +253,7 @@ def test_a_gpu_that_cannot_be_used_is_named_and_auto_runs_on_the_cpu_saying_why(
     answers: dict[str, Any],
     sentence: str,
 ) -> None:
-    monkeypatch.setattr(assembly, "require_gpu", partial(require_gpu, FakeDriver(**answers)))
+    monkeypatch.setattr(planning, "require_gpu", partial(require_gpu, FakeDriver(**answers)))
     with pytest.raises(UsageError) as caught:
         moespeq.load(tiny_store, device="cuda")
     assert str(caught.value).startswith(sentence)

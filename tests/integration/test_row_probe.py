@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from moespeq.config import LoadOptions
-from moespeq.decode import assembly, tier_cpu
+from moespeq.decode import planning, tier_cpu
 from moespeq.decode.assembly import open_engine
 from moespeq.errors import UsageError
 from moespeq.model import row_probe
@@ -63,7 +63,7 @@ def test_threads_that_round_by_place_are_given_up_or_refused(tiny_store: Path, m
     with pytest.raises(UsageError, match=r"With 2 threads this CPU rounds a row by its place .* use threads=1"):
         open_engine(tiny_store, LoadOptions(threads=2))
     monkeypatch.setattr("moespeq.plan.threads._LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(assembly, "physical_cores", lambda: 2)
+    monkeypatch.setattr(planning, "physical_cores", lambda: 2)
     with open_engine(tiny_store, LoadOptions()) as engine:
         assert engine.plan.threads == torch.get_num_threads() == 1
         assert "rounds a row by its place" in engine.plan.reasons["threads"]
