@@ -115,7 +115,9 @@ class Generation:
     def _run(self) -> Iterator[StreamPiece]:
         begin_s = self._clock.now_s()
         wasted_before = self._residency.counters().wasted_bytes
-        first, prefill = self._loop.begin(self._prompt, self._sampler, self._observer, reuse=self._reuse)
+        for _ in self._loop.prefill(self._prompt, self._observer, reuse=self._reuse):
+            yield StreamPiece("", ())  # where the caller may leave
+        first, prefill = self._loop.first(self._sampler)
         piece = self._take(first)
         self._loop.commit_first(piece.tokens[0], self._sampler)
         first_s = self._clock.now_s()
