@@ -219,4 +219,4 @@ def test_a_closed_server_refuses(served_engine: Engine) -> None:
         pass
     assert client.post("/v1/completions", model=MODEL, prompt=PROMPT).status_code == 503
     with pytest.raises(UnavailableError, match="shutting down"):
-        client.service.worker.submit(lambda _: iter(()), lambda _: None)
+        client.service.worker.submit([lambda _: iter(())], lambda _: None)

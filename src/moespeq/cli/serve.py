@@ -35,6 +35,10 @@ def command(
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more are refused with 429.")
     ] = 256,
+    prefix_cache: Annotated[
+        str,
+        typer.Option("--prefix-cache", metavar="SIZE", help="Host memory for what prompts share; 0 keeps nothing."),
+    ] = "1GiB",
     grace: Annotated[
         int, typer.Option("--grace", min=0, metavar="S", help="Seconds for answers to end after Ctrl-C or SIGTERM.")
     ] = 30,
@@ -87,6 +91,7 @@ def command(
                 threads=threads,
                 link_bytes_per_s=link_bandwidth,
                 prefill_rows=_PREFILL_ROWS,
+                prefix_cache=prefix_cache,
             )
 
     listening = listen(host, port)
