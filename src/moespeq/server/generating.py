@@ -7,13 +7,14 @@ earlier prompts left in the prefix cache, which changes no bit of it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from moespeq.decode.engine import Engine
+from moespeq.decode.generation import TokenSink
 from moespeq.decode.logprobs import TokenLogprob
 from moespeq.decode.params import SamplingParams
 from moespeq.ports import Clock
@@ -60,6 +61,7 @@ class GenerationTask:
     """A request as the engine understands it. Choices are counted over prompts first, then over `n`.
 
     sampling: fields of SamplingParams, checked; None: no token is asked for, and prompts are only given back.
+    sink: makes what takes an answer's tokens, in place of the engine's own.
     num_top: log-probabilities of what is given back and generated, and of so many others beside each; None: none.
     """
 
@@ -69,6 +71,7 @@ class GenerationTask:
     echo: bool = False
     num_top: int | None = None
     grammar: Grammar | None = None
+    sink: Callable[[], TokenSink] | None = None
 
     def turns(self, metrics: ServerMetrics, clock: Clock, arrived_s: float) -> Iterator[Turn[Engine]]:
         """One an answer, for the engine's thread, in this order; each yields events as soon as there are any."""
@@ -88,9 +91,12 @@ class GenerationTask:
             yield ChoiceEnd(index, FinishReason.LENGTH)
             return
         sampling, last_s = {**self.sampling, "logprobs": self.num_top}, arrived_s
+        sink = self.sink and self.sink()
         if self.grammar is not None:
             sampling["logits_processors"] = (self.grammar.processor(len(echo.prompt)),)
-        with closing(engine.stream(echo.prompt, choice_index=index % self.n, reuse="prompt", **sampling)) as stream:
+        with closing(
+            engine.stream(echo.prompt, choice_index=index % self.n, reuse="prompt", sink=sink, **sampling)
+        ) as stream:
             is_prefilled = False
             for piece in stream:
                 if piece.report is not None:
