@@ -73,6 +73,12 @@ class Client:
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self._call("GET", path, headers)
 
+    def head(self, path: str) -> httpx.Response:
+        return self._call("HEAD", path, {})
+
+    def options(self, path: str, **headers: str) -> httpx.Response:
+        return self._call("OPTIONS", path, headers)
+
     def post(self, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
         return self._call("POST", path, headers or {}, body)
 

@@ -42,6 +42,12 @@ def command(
     grace: Annotated[
         int, typer.Option("--grace", min=0, metavar="S", help="Seconds for answers to end after Ctrl-C or SIGTERM.")
     ] = 30,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors", metavar="ORIGIN", help="Let pages of this origin ask from a browser, * all; may be given again."
+        ),
+    ] = None,
     log_level: Annotated[
         str, typer.Option("--log-level", metavar="debug|info|warning|error", help="What is logged to stderr.")
     ] = "info",
@@ -109,7 +115,7 @@ def command(
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
-    server = HttpServer(service, log_level=log_level, grace_s=grace)
+    server = HttpServer(service, log_level=log_level, grace_s=grace, cors_origins=cors or ())
     server.run(listening)
 
 

@@ -25,7 +25,7 @@ def state_routes(service: Service) -> APIRouter:
     """How the server is. Open to everybody: probes and scrapers carry no key."""
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 while requests are served as they should be; else 503, with the progress of the load."""
         worker, progress = service.worker, service.progress
