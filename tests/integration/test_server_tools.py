@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 import moespeq
@@ -175,3 +178,24 @@ def test_what_is_wrong_with_tools_is_said_at_once(client: Client, body: dict[str
     answer = client.post("/v1/chat/completions", **{"model": MODEL, "messages": ASK, **body})
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+def test_the_official_client_runs_a_tool_and_says_the_result(client: Client) -> None:
+    async def talk() -> None:
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(client.app))
+        async with openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", http_client=http) as official:
+            asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": TOOLS, "max_completion_tokens": 100}
+            forced = await official.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False)
+            message = forced.choices[0].message
+            assert forced.choices[0].finish_reason == "tool_calls"
+            (call,) = message.tool_calls
+            assert call.function.name in ("add", "sub")
+            result = {"role": "tool", "tool_call_id": call.id, "content": "7"}
+            answer = await official.chat.completions.create(
+                **asked | {"messages": [*ASK, message, result], "max_completion_tokens": 3}, n=2, logprobs=True
+            )
+            assert [len(choice.logprobs.content) for choice in answer.choices] == [3, 3]
+            assert answer.usage.completion_tokens == 6
+            assert answer.usage.prompt_tokens_details.cached_tokens > 0
+
+    asyncio.run(talk())
