@@ -1,6 +1,6 @@
 """Does the server stay what it is under load? Many clients, some of which leave at random, on one served model.
 
-    python benchmarks/serve_load.py [--model FOLDER] [--clients 64] [--seconds 180] [--leave 0.2] [--max-tokens 8]
+    python benchmarks/serve_load.py [--model FOLDER] [--clients 64] [--seconds 180] [--leave 0.2] [--max-waiting 48]
 
 Starts `moespeq serve` on a free port, asks every question once by one client alone, then lets the clients ask them at
 random, streamed or whole, while a share of them leaves at a random moment. At the end, and for the exit code: every
@@ -37,12 +37,13 @@ ENDED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much, for how long. leave: the share of requests whose client leaves."""
+    """How much, for how long. leave: the share of requests whose client leaves. Fewer may wait than there are clients."""
 
     clients: int = 64
     seconds: float = 180.0
     leave: float = 0.2
     max_tokens: int = 8
+    max_waiting: int = 48
     seed: int = 1
 
 
@@ -189,7 +190,7 @@ class Clients:
 def serve_and_load(model: str, load: Load) -> Outcome:
     """Start a server, load it, end it."""
     command = [sys.executable, "-m", "moespeq", "serve", model, "--port", "0", "--json", "--served-model-name", NAME]
-    command += ["--ctx-size", "256", "--max-waiting", str(load.clients), "--log-level", "error"]
+    command += ["--ctx-size", "256", "--max-waiting", str(load.max_waiting), "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
