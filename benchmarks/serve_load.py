@@ -37,7 +37,7 @@ ENDED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much, for how long. leave: the share of requests whose client leaves. Fewer may wait than there are clients."""
+    """How much, for how long. leave: the share of requests whose client leaves. max_waiting: too few for all."""
 
     clients: int = 64
     seconds: float = 180.0
@@ -96,7 +96,7 @@ def questions() -> list[dict[str, Any]]:
     sampled = ({}, {"temperature": 0.8, "seed": 1}, {"temperature": 1.0, "top_p": 0.9, "seed": 2, "n": 2})
     return [
         {"prompt": f"Question: Tom has {apples} apples.\nAnswer:", **sampling}
-        for apples in range(4)
+        for apples in range(2)
         for sampling in sampled
     ]
 

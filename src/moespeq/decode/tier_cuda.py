@@ -96,6 +96,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, me
     )
     with ExitStack() as opened:
         opened.callback(release_layers, model)
+        arenas = opened.enter_context(ExitStack())  # left after the synchronization below
         opened.callback(records.close)
         records.start_filling()
         mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
@@ -108,7 +109,6 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, me
             _check_copies(store, records, memory.slots)
         meter.add(0, "compiling kernels, capturing graphs")
         runner, facts = _runner(store, options, plan, model, memory, residency, mover.fence)
-        arenas = opened.enter_context(ExitStack())
         close = opened.pop_all().close
     return Tier(
         plan=plan,
