@@ -22,18 +22,30 @@ from moespeq.server.service import Service
 from moespeq.server.worker import EngineWorker
 from moespeq.transfer.clock import MonotonicClock
 
-__all__ = ["MODEL", "PROMPT", "Client", "chat_model", "chunks_of", "serve"]
+__all__ = ["MODEL", "PROMPT", "QWEN_TEMPLATE", "Client", "chat_model", "chunks_of", "serve"]
 
 MODEL = "demo"
 PROMPT = "Question: Tom has 5 apples.\nAnswer:"
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}Answer:"
+QWEN_TEMPLATE = """\
+{%- if tools %}Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}
+{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}assistant:{% if enable_thinking %}<think>
+{% endif %}"""
+"""Tools and reasoning as Qwen's templates write them, in few words."""
 _WAIT_S = 60.0
 
 
-def chat_model(folder: Path) -> Path:
+def chat_model(folder: Path, template: str = _TEMPLATE) -> Path:
     """The demo model with a chat template, copied to `folder`."""
     shutil.copytree(MODEL_FOLDER, folder)
-    (folder / "chat_template.jinja").write_text(_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
@@ -60,6 +72,12 @@ class Client:
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self._call("GET", path, headers)
+
+    def head(self, path: str) -> httpx.Response:
+        return self._call("HEAD", path, {})
+
+    def options(self, path: str, **headers: str) -> httpx.Response:
+        return self._call("OPTIONS", path, headers)
 
     def post(self, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
         return self._call("POST", path, headers or {}, body)

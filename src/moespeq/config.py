@@ -33,7 +33,7 @@ _UNITS = {
 }
 _ADDRESSABLE_BYTES = 2**63
 _MOST_LINK_THREADS = 256  # more than any disk has a use for
-_SIZES = ("device_memory", "host_memory", "base_memory", "link_bytes_per_s")
+_SIZES = ("device_memory", "host_memory", "base_memory", "prefix_cache", "link_bytes_per_s")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -95,6 +95,7 @@ class LoadOptions:
     "plain": bf16, decoded into host memory (an ablation; CUDA only). "auto" is store where the base fits, else mixed
     where a k above 0 is asked for, else whole.
     base_memory: bytes of the device for the base, from none to all of it; the rest of the experts' base travels.
+    prefix_cache: bytes of host memory for keys and values of earlier prompts, see `reuse` of `Engine.stream`.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
@@ -117,6 +118,7 @@ class LoadOptions:
     link_threads: int = 2
     threads: int | None = None
     prefill_rows: int = 8192
+    prefix_cache: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from moespeq.decode.engine import Engine
+from moespeq.server.serving import listen
 from served import PROMPT, chat_model
 
 KEY = "a-key"
@@ -110,6 +111,25 @@ def test_a_signal_lets_an_answer_end_and_then_the_process(model: Path) -> None:
     rest = list(stream)
     assert rest[-1].choices[0].finish_reason is not None, first
     assert running.process.wait(WAIT_S) == -signal.SIGTERM
+
+
+def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:
+    command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0"]
+    environment = os.environ | {"MOESPEQ_CACHE": str(model.parent / "slow")}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as loading:
+        assert loading.stderr is not None
+        told = ""
+        while "Waiting for application startup" not in told:
+            told += loading.stderr.readline()
+        loading.send_signal(signal.SIGTERM)
+        assert loading.wait(WAIT_S) == -signal.SIGTERM
+        assert "Traceback" not in loading.stderr.read()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_an_address_of_ipv6_is_listened_on() -> None:
+    with listen("::1", 0) as listening:
+        assert listening.getsockname()[0] == "::1"
 
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -9,6 +9,7 @@ import pytest
 import moespeq
 from moespeq.decode.engine import Engine
 from moespeq.errors import UnavailableError
+from moespeq.server.app import create_app
 from moespeq.server.worker import WorkerState
 from served import MODEL, PROMPT, Client, serve
 
@@ -157,6 +158,28 @@ def test_unknown_paths_and_broken_json_have_the_same_form(client: Client) -> Non
     assert client.get("/v1/completions").status_code == 405
 
 
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moespeq.server.body_limit._MOST_BYTES", 200)
+    for announced in ({}, {"Content-Length": "x"}):
+        refused = client.post("/v1/completions", announced, model=MODEL, prompt="a" * 200)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (413, "invalid_request_error")
+        assert "send fewer prompts at once" in refused.json()["error"]["message"]
+    assert client.post("/tokenize", prompt="a").status_code == 200
+
+
+def test_a_prober_may_ask_for_the_head_alone(client: Client) -> None:
+    assert client.head("/health").status_code == 200
+
+
+def test_a_browser_may_ask_from_the_origins_that_were_named_and_no_other(client: Client) -> None:
+    app = create_app(client.service, cors_origins=["https://chat.example"])
+    named, asked = Client(client.service, app), {"Access-Control-Request-Method": "POST"}
+    allowed = named.options("/v1/completions", Origin="https://chat.example", **asked)
+    assert (allowed.status_code, allowed.headers["Access-Control-Allow-Origin"]) == (200, "https://chat.example")
+    assert named.options("/v1/completions", Origin="https://other.example", **asked).status_code == 400
+    assert "Access-Control-Allow-Origin" not in client.get("/health", Origin="https://chat.example").headers
+
+
 def test_a_key_is_asked_for_where_there_is_one(served_engine: Engine) -> None:
     with serve(served_engine, api_key="secret") as client:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
@@ -219,4 +242,4 @@ def test_a_closed_server_refuses(served_engine: Engine) -> None:
         pass
     assert client.post("/v1/completions", model=MODEL, prompt=PROMPT).status_code == 503
     with pytest.raises(UnavailableError, match="shutting down"):
-        client.service.worker.submit(lambda _: iter(()), lambda _: None)
+        client.service.worker.submit([lambda _: iter(())], lambda _: None)

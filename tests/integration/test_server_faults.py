@@ -170,7 +170,7 @@ def test_faults_in_a_row_are_told_by_health_until_one_answer_succeeds(
         raise RuntimeError("the device fell off the bus")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SpeculativeLoop, "begin", failing)
+        patch.setattr(SpeculativeLoop, "first", failing)
         statuses = [client.post("/v1/completions", **LONG).status_code for _ in range(3)]
     assert statuses == [500, 500, 500]
     assert (client.get("/health").status_code, client.get("/health").json()) == (503, {"status": "unhealthy"})

@@ -86,3 +86,15 @@ def test_bytes_are_counted_once_a_layer_is_written() -> None:
     assert cache.num_bytes == 0
     write(cache, 1, 0, 1, 8, seed=1)
     assert cache.num_bytes == 2 * HEADS * LENGTH * WIDTH * 4
+
+
+def test_rows_are_views_of_every_layer_that_was_written() -> None:
+    cache = SharedCache(LAYERS, LENGTH, CPU)
+    assert cache.rows(0, 4) == []
+    write(cache, 0, 0, 8, 16, seed=1)
+    write(cache, 1, 0, 8, 16, seed=3)
+    rows = cache.rows(2, 6)
+    assert [tuple(tensor.shape) for tensor in rows] == [(1, HEADS, 4, WIDTH)] * 2 * LAYERS
+    rows[-1].zero_()
+    assert not cache.layers[1].values[:, :, 2:6].any()
+    assert torch.equal(cache.layers[1].values[:, :, 6:8], states(8, seed=4)[:, :, 6:])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moespeq.errors import OverloadError, StorageError, UnavailableError, UsageError
-from moespeq.server.worker import Ended, EngineWorker, WorkerState
+from moespeq.server.worker import Ended, EngineWorker, Turn, WorkerState
 from moespeq.transfer.clock import MonotonicClock
 
 WAIT_S = 10.0
@@ -55,8 +55,10 @@ class Inbox:
         return items
 
 
-def work(name: str, num_rounds: int, error: Exception | None = None) -> Callable[[FakeEngine], Iterator[str]]:
-    return lambda engine: engine.generate(name, num_rounds, error)
+def work(name: str, *num_rounds: int, error: Exception | None = None) -> list[Turn[FakeEngine]]:
+    """A turn of each of `num_rounds`; the last one ends with `error`."""
+    errors = [None] * (len(num_rounds) - 1) + [error]
+    return [lambda engine, n=n, e=e: engine.generate(name, n, e) for n, e in zip(num_rounds, errors, strict=True)]
 
 
 @pytest.fixture
@@ -100,6 +102,58 @@ def test_the_engine_is_used_by_the_workers_thread_only(worker: EngineWorker[Fake
     worker.submit(work("a", 1), inbox.put)
     inbox.rest()
     assert engine.thread not in (None, threading.get_ident())
+
+
+def test_turns_of_two_tickets_take_turns(worker: EngineWorker[FakeEngine], engine: FakeEngine) -> None:
+    many, one, late = Inbox(), Inbox(), Inbox()
+    worker.submit(work("m", 1, 2, 1), many.put)
+    worker.submit(work("a", 1), one.put)
+    engine.gate.release(2)
+    assert one.rest() == ["a0", Ended()]
+    worker.submit(work("b", 1), late.put)
+    engine.gate.release(4)
+    assert many.rest() == ["m0", "m0", "m1", "m0", Ended()]
+    assert late.rest() == ["b0", Ended()]
+    assert engine.rounds == ["m", "a", "m", "m", "b", "m"]
+
+
+def test_a_ticket_queues_again_where_the_queue_is_full(worker: EngineWorker[FakeEngine], engine: FakeEngine) -> None:
+    running, waiting = Inbox(), [Inbox(), Inbox()]
+    worker.submit(work("m", 2, 1), running.put)
+    engine.gate.release()
+    running.next()
+    for inbox in waiting:
+        worker.submit(work("a", 1), inbox.put)
+    engine.gate.release(4)
+    assert [inbox.rest() for inbox in waiting] == [["a0", Ended()]] * 2
+    assert running.rest() == ["m1", "m0", Ended()]
+
+
+def test_a_fault_in_one_turn_ends_the_ticket(worker: EngineWorker[FakeEngine], engine: FakeEngine) -> None:
+    inbox, fault = Inbox(), RuntimeError("a kernel failed")
+    first, *_ = work("a", 1, error=fault)
+    worker.submit([first, *work("b", 1)], inbox.put)
+    engine.gate.release(2)
+    assert inbox.rest() == ["a0", Ended(fault)]
+    assert engine.rounds == ["a"]
+
+
+def test_a_ticket_cancelled_between_two_turns_has_no_other(
+    worker: EngineWorker[FakeEngine], engine: FakeEngine
+) -> None:
+    many, one = Inbox(), Inbox()
+    ticket = worker.submit(work("m", 1, 1), many.put)
+    worker.submit(work("a", 2), one.put)
+    engine.gate.release(2)
+    assert one.next() == "a0"
+    ticket.cancel()
+    engine.gate.release()
+    one.rest()
+    last = Inbox()
+    worker.submit(work("b", 1), last.put)
+    engine.gate.release()
+    last.rest()
+    assert engine.rounds == ["m", "a", "a", "b"]
 
 
 def test_a_cancelled_ticket_ends_after_the_running_round(worker: EngineWorker[FakeEngine], engine: FakeEngine) -> None:
@@ -147,7 +201,7 @@ def test_a_fault_fails_its_own_ticket_and_the_next_one_is_served(
 ) -> None:
     first, second = Inbox(), Inbox()
     fault = RuntimeError("a kernel failed")
-    worker.submit(work("a", 1, fault), first.put)
+    worker.submit(work("a", 1, error=fault), first.put)
     worker.submit(work("b", 1), second.put)
     engine.gate.release(2)
     assert first.rest() == ["a0", Ended(fault)]
@@ -163,7 +217,7 @@ def test_faults_in_a_row_make_it_unhealthy_until_a_request_succeeds(
     engine.gate.release(4)
     for _ in range(3):
         inbox = Inbox()
-        worker.submit(work("a", 1, error), inbox.put)
+        worker.submit(work("a", 1, error=error), inbox.put)
         inbox.rest()
     assert worker.is_healthy is is_healthy
     inbox = Inbox()

@@ -35,9 +35,19 @@ def command(
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, help="Requests that may queue; more are refused with 429.")
     ] = 256,
+    prefix_cache: Annotated[
+        str,
+        typer.Option("--prefix-cache", metavar="SIZE", help="Host memory for what prompts share; 0 keeps nothing."),
+    ] = "1GiB",
     grace: Annotated[
         int, typer.Option("--grace", min=0, metavar="S", help="Seconds for answers to end after Ctrl-C or SIGTERM.")
     ] = 30,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors", metavar="ORIGIN", help="Let pages of this origin ask from a browser, * all; may be given again."
+        ),
+    ] = None,
     log_level: Annotated[
         str, typer.Option("--log-level", metavar="debug|info|warning|error", help="What is logged to stderr.")
     ] = "info",
@@ -87,6 +97,7 @@ def command(
                 threads=threads,
                 link_bytes_per_s=link_bandwidth,
                 prefill_rows=_PREFILL_ROWS,
+                prefix_cache=prefix_cache,
             )
 
     listening = listen(host, port)
@@ -104,7 +115,7 @@ def command(
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
-    server = HttpServer(service, log_level=log_level, grace_s=grace)
+    server = HttpServer(service, log_level=log_level, grace_s=grace, cors_origins=cors or ())
     server.run(listening)
 
 

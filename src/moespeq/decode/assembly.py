@@ -14,6 +14,7 @@ from moespeq.decode.failures import give_memory_back
 from moespeq.decode.link_meter import LinkMeter
 from moespeq.decode.loop import SpeculativeLoop
 from moespeq.decode.planning import plan_of
+from moespeq.decode.prefix_cache import PrefixCache
 from moespeq.decode.tier import Tier, governor_for, residency_options
 from moespeq.decode.tier_cpu import cpu_tier
 from moespeq.model.loading import load_config, load_generation_config
@@ -57,6 +58,13 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
     manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
     tier = _tier(store, options, plan, dtype, clock, meter)
     streamed = _STREAMED_BESIDE_FORESIGHT if tier.runner.foresees else _STREAMED_ROUTES_PER_EXPERT
+    prefixes = PrefixCache(
+        tier.runner,
+        chunk_rows=options.prefill_rows,
+        budget_bytes=plan.prefix_bytes,
+        allocate=tier.prefix_memory,
+    )
+    prefixes.reserve()
     loop = SpeculativeLoop(
         tier.runner,
         tier.residency,
@@ -65,6 +73,7 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
         link=LinkMeter(tier.take_moves, tier.residency.take_stalls),
         prefill_rows=options.prefill_rows,
         stream_from_rows=math.ceil(streamed * manifest.num_experts / manifest.top_k),
+        prefixes=prefixes,
     )
 
     def close() -> None:

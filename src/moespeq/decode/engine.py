@@ -171,8 +171,8 @@ class Engine:
 
         generation_config: defaults in place of the checkpoint's; sink: takes the tokens in place of our text stream.
         observer: looks on, then runs passes of its own, an empty piece each, before the engine is free again.
-        reuse: begin with the keys and values that the last text left: "prompt", those of whole prefill chunks, changes
-        no bit; "history", all that the two share, makes the text one of this conversation (see live_tokens).
+        reuse: begin with the keys and values that earlier texts left: "prompt", those of whole prefill chunks, changes
+        no bit; "history", all that the last one shares, makes the text one of this conversation (see live_tokens).
         """
         check_reuse(reuse)
         params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)

@@ -90,6 +90,7 @@ class Generation:
         self._prompt, self._sampler, self._sink = prompt, sampler, sink
         self.limit_tok, self._rows, self._is_cancelled = limit_tok, rows, is_cancelled
         self._observer, self._reuse = observer, reuse
+        self.reused_tok = 0
         self._tokens: list[int] = []
         self._parts: list[str] = []
         self._reports: list[StepReport] = []
@@ -115,7 +116,10 @@ class Generation:
     def _run(self) -> Iterator[StreamPiece]:
         begin_s = self._clock.now_s()
         wasted_before = self._residency.counters().wasted_bytes
-        first, prefill = self._loop.begin(self._prompt, self._sampler, self._observer, reuse=self._reuse)
+        for _ in self._loop.prefill(self._prompt, self._observer, reuse=self._reuse):
+            yield StreamPiece("", ())  # where the caller may leave
+        self.reused_tok = self._loop.reused_tok
+        first, prefill = self._loop.first(self._sampler)
         piece = self._take(first)
         self._loop.commit_first(piece.tokens[0], self._sampler)
         first_s = self._clock.now_s()
@@ -142,7 +146,7 @@ class Generation:
                 rows=self._rows,
                 seed=self._sampler.seed,
                 prompt_tok=len(self._prompt),
-                reused_tok=self._loop.reused_tok,
+                reused_tok=self.reused_tok,
                 ttft_s=first_s - begin_s,
                 decode_s=self._clock.now_s() - first_s,
                 routes=self._loop.fidelity,

@@ -5,8 +5,8 @@ cache holds the target's key and value of token i behind exactly the tokens befo
 differ in its last bit from the one that a prefill would write, and so may a prefill's whose chunks lay elsewhere. Hence
 two ways to reuse:
 
-- "prompt": whole chunks from position 0 on that a prefill wrote, and nothing else. The text is the one that a prefill
-  of everything gives, bit for bit.
+- "prompt": whole chunks from position 0 on that a prefill wrote, and nothing else; those of earlier texts come out of
+  the prefix cache. The text is the one that a prefill of everything gives, bit for bit.
 - "history": all that is shared, decoded answers too. The text is a function of the calls there were, the same for
   every k, memory and link; that of a prefill of everything is as close as two passes of different shape are.
 """
@@ -21,7 +21,7 @@ from moespeq.errors import UsageError
 __all__ = ["LiveTokens", "Reuse", "check_reuse"]
 
 Reuse = Literal["nothing", "prompt", "history"]
-"""What of the last text's keys and values a new one may begin with."""
+"""What of earlier texts' keys and values a new one may begin with."""
 
 
 def check_reuse(reuse: str) -> None:
@@ -51,6 +51,11 @@ class LiveTokens:
                 return min(shared_tok, self._chunked_tok) // self._chunk_rows * self._chunk_rows
             case "history":
                 return shared_tok
+
+    @property
+    def chunked(self) -> Sequence[int]:
+        """The tokens of the whole chunks at the front that a prefill wrote."""
+        return self._tokens[: self._chunked_tok]
 
     def cut(self, num_tok: int) -> None:
         """Forget all but the first `num_tok` tokens: what follows is about to be written over."""

@@ -9,7 +9,6 @@ position..position+k, verify rewrites them, and the next round begins where the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,12 +16,14 @@ import torch
 from moespeq.decode.accept import Accepted
 from moespeq.decode.link_meter import LinkMeter, LinkUse
 from moespeq.decode.live_tokens import LiveTokens, Reuse
+from moespeq.decode.measures import PrefillMeasures, RoundMeasures, report_of
+from moespeq.decode.prefix_cache import PrefixCache
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.decode.statistics import RouteFidelity
 from moespeq.decode.timeline import RoundTimes
 from moespeq.model.runner import OnLayer, Runner
 from moespeq.ports import Clock
-from moespeq.residency import Governor, PassKind, Residency, ResidencyCounters
+from moespeq.residency import Governor, PassKind, Residency
 from moespeq.types import StepReport
 
 __all__ = ["Observer", "SpeculativeLoop"]
@@ -47,33 +48,13 @@ class Observer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Round:
-    """What the open round has measured so far."""
-
-    k: int = 0
-    accepted: int = 0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    draft_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [step][layer][K]
-    target_routes: list[Sequence[Sequence[int]]] = field(default_factory=list)  # [layer][row][K]
-    confidences: list[torch.Tensor] = field(default_factory=list)  # float32 [1] a drafted token, where asked for
-    times: RoundTimes | None = None  # where somebody looks on
-
-    def hear_target_routes(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
-        """A verified layer's; a runner may keep this method, so it must not lead back to the loop that owns it."""
-        self.target_routes.append(rows)
-        if self.times is not None:
-            self.times.note_layer(rows)
-
-
 class SpeculativeLoop:
-    """One sequence at a time; `begin` resets it, and may go on from the cache the last one left. One engine thread.
+    """One sequence at a time; `prefill` resets it, and may go on from what earlier ones left. One engine thread.
     Mutable: position, open round, cache contents.
 
     prefill_rows: chunk borders of a prompt lie at its multiples. stream_from_rows: from this many rows on nearly every
     expert of a layer is needed, and a chunk streams all records in layer order; below, only those that the draft
-    foresees or the target asks for move.
+    foresees or the target asks for move. prefixes: keys and values of earlier prompts.
     """
 
     def __init__(
@@ -86,15 +67,17 @@ class SpeculativeLoop:
         link: LinkMeter,
         prefill_rows: int,
         stream_from_rows: int,
+        prefixes: PrefixCache,
     ) -> None:
         self._runner, self._residency, self._governor, self._clock = runner, residency, governor, clock
         self._link = link
         self._prefill_rows, self._stream_from_rows = prefill_rows, stream_from_rows
-        self._round = _Round()
+        self._round = RoundMeasures()
         self._position = 0  # of the last committed token
         self._token = 0
         self._observer: Observer | None = None
-        self._live = LiveTokens(prefill_rows)
+        self._live, self._prefixes = LiveTokens(prefill_rows), prefixes
+        self._begun = PrefillMeasures(0.0, residency.counters())
         self.fidelity = RouteFidelity()
         self.reused_tok = 0  # of the prompt, in the cache already
 
@@ -103,27 +86,35 @@ class SpeculativeLoop:
         """The passes, for an observer's own between two rounds."""
         return self._runner
 
-    def begin(
-        self, prompt: Sequence[int], sampler: Sampler, observer: Observer | None = None, *, reuse: Reuse = "nothing"
-    ) -> tuple[Accepted, StepReport]:
-        """Prefill what of `prompt` the cache lacks; returns the first token, to be committed, and what that moved.
+    def prefill(
+        self, prompt: Sequence[int], observer: Observer | None = None, *, reuse: Reuse = "nothing"
+    ) -> Iterator[None]:
+        """Prefill what of `prompt` the cache lacks; yields between two chunks, where it may be closed. `first` follows.
 
         observer: hears of all commits until `abandon`. reuse: what the cache may be said to hold.
         """
-        self._round, self.fidelity, self._observer = _Round(), RouteFidelity(), observer
+        self._round, self.fidelity, self._observer = RoundMeasures(), RouteFidelity(), observer
         self._link.measure()  # what happened between two texts is nobody's
-        before, begin_s = self._residency.counters(), self._clock.now_s()
-        self.reused_tok = self._live.reusable_tok(prompt, reuse)
-        self._live.cut(self.reused_tok)
-        new_tokens = prompt[self.reused_tok :]
-        *_, logits = self._prefill(new_tokens, start=self.reused_tok, num_logits=1)
-        self._live.add_prefilled(new_tokens)
+        begun = self._begun = PrefillMeasures(self._clock.now_s(), self._residency.counters())
+        place = self.reused_tok = self._reuse(prompt, reuse)
+        for begun.logits in self._prefill(prompt[place:], start=place, num_logits=1):
+            self._live.add_prefilled(prompt[place : place + self._prefill_rows])
+            if reuse == "prompt":
+                self._prefixes.keep(self._live.chunked)
+            place = len(self._live)
+            if place < len(prompt):
+                yield
         if observer is not None:
             observer.hear_prompt(self._resident())
         self._position = len(prompt) - 1
-        moved = self._residency.counters().since(before)
-        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved, self._link.measure())
-        return sampler.accept(logits, len(prompt), []), report
+
+    def first(self, sampler: Sampler) -> tuple[Accepted, StepReport]:
+        """The first token behind a prefilled prompt, to be committed, and what the prefill moved."""
+        begun = self._begun
+        assert begun.logits is not None, "a prefill comes first"
+        moved = self._residency.counters().since(begun.counters)
+        report = report_of(RoundMeasures(verify_s=self._clock.now_s() - begun.at_s), 1, moved, self._link.measure())
+        return sampler.accept(begun.logits, self._position + 1, []), report
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V]."""
@@ -143,7 +134,7 @@ class SpeculativeLoop:
         """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
         begin_s = self._clock.now_s()
         times = None if self._observer is None else RoundTimes(self._clock, begin_s)
-        self._round = _Round(k=self._choose_k(limit_tok), times=times)
+        self._round = RoundMeasures(k=self._choose_k(limit_tok), times=times)
         if self._round.k:
             self._residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=self._round.k + 1)
             drafts = self._draft_tokens(sampler)
@@ -171,7 +162,7 @@ class SpeculativeLoop:
             rows = self._round.accepted + 1
             self.fidelity.compare(self._round.draft_routes, self._round.target_routes, rows)
         moved, link = self._residency.end_pass(len(tokens)), self._link.measure()
-        report = _report(self._round, len(tokens), moved, link)
+        report = report_of(self._round, len(tokens), moved, link)
         self._governor.observe(report)
         self._tell_observer(report, link)
         self._live.add_decoded([self._token, *tokens[:-1]])  # the last one's key is the next round's to write
@@ -193,6 +184,16 @@ class SpeculativeLoop:
             self._live.cut(0)  # its passes wrote what they liked
         self._observer = None
         self._residency.cancel()
+
+    def _reuse(self, prompt: Sequence[int], reuse: Reuse) -> int:
+        """Make the front of `prompt` live that needs no prefill; returns its length."""
+        live_tok = self._live.reusable_tok(prompt, reuse)
+        self._live.cut(live_tok)
+        if reuse != "prompt":
+            return live_tok
+        reused_tok = self._prefixes.restore(prompt, live_tok)
+        self._live.add_prefilled(prompt[live_tok:reused_tok])
+        return reused_tok
 
     def _prefill(
         self, prompt: Sequence[int], *, num_logits: int, start: int = 0, on_ahead: OnLayer | None = None
@@ -257,25 +258,6 @@ class SpeculativeLoop:
             self._round.times.note_step()
         self._residency.predict(routes)
         self._residency.pump()
-
-
-def _report(measured: _Round, committed: int, moved: ResidencyCounters, link: LinkUse) -> StepReport:
-    return StepReport(
-        k=measured.k,
-        accepted=min(measured.accepted, committed),
-        committed=committed,
-        hits=moved.hits,
-        late=moved.late,
-        misses=moved.misses,
-        draft_s=measured.draft_s,
-        verify_s=measured.verify_s,
-        stall_s=moved.stall_s,
-        bytes_by_cause=dict(moved.bytes_by_cause),
-        link_busy_s=link.busy_s,
-        stall_busy_s=link.stall_busy_s,
-        used_bytes=moved.used_bytes,
-        confidences=torch.cat(measured.confidences).tolist() if measured.confidences else (),
-    )
 
 
 def _confidence(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,11 @@ class GenerationStream:
         return self._generation.has_result
 
     @property
+    def reused_tok(self) -> int:
+        """Of the prompt's tokens, those that needed no prefill; known with the first token."""
+        return self._generation.reused_tok
+
+    @property
     def limit_tok(self) -> int:
         """How many tokens there will be at most."""
         return self._generation.limit_tok

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from moespeq.config import LoadOptions
+from moespeq.decode.prefix_cache import Allocate
 from moespeq.model.runner import Runner
 from moespeq.plan import DepthLimits, MemoryPlan
 from moespeq.ports import Clock, Mover
@@ -50,6 +51,7 @@ class Tier:
     """`facts`: how passes run, for people ("draft": "one CUDA graph a step"). close: releases threads and memory.
 
     pace: slows the link to bytes a second, None lets it go; take_moves: when it moved, since the last call.
+    prefix_memory: gives the prefix cache its memory, once.
     """
 
     plan: MemoryPlan
@@ -58,6 +60,7 @@ class Tier:
     pace: Callable[[float | None], None]
     take_moves: Callable[[], Sequence[Move]]
     close: Callable[[], None]
+    prefix_memory: Allocate
     facts: Mapping[str, str] = field(default_factory=dict)
     host_fill: Callable[[], HostFill] = HostFill
 

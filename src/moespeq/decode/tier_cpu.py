@@ -68,6 +68,7 @@ def cpu_tier(
         pace=disk.pace,
         take_moves=mover.take_moves,
         close=close,
+        prefix_memory=lambda pieces: torch.empty(sum(pieces), dtype=torch.uint8),  # a page is taken at its first write
         facts=dict.fromkeys(("draft", "verify", "prefill"), "eager: this is a CPU"),
     )
 

@@ -6,6 +6,7 @@ background while the layers are compiled, and the first prompt takes what is not
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -41,7 +42,16 @@ from moespeq.ports import Clock
 from moespeq.progress import Meter
 from moespeq.residency import Residency
 from moespeq.store import DiskSource, Store
-from moespeq.transfer import CudaCopyStream, CudaMover, CudaPinning, HostRecords, PlainSource, check_records, spread
+from moespeq.transfer import (
+    CudaCopyStream,
+    CudaMover,
+    CudaPinning,
+    HostRecords,
+    PinnedArena,
+    PlainSource,
+    check_records,
+    spread,
+)
 
 __all__ = ["cuda_tier"]
 
@@ -86,6 +96,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, me
     )
     with ExitStack() as opened:
         opened.callback(release_layers, model)
+        arenas = opened.enter_context(ExitStack())  # left after the synchronization below
         opened.callback(records.close)
         records.start_filling()
         mover = CudaMover(records, CudaCopyStream(memory.slots), clock=clock, bytes_per_s=options.link_bytes_per_s)
@@ -106,6 +117,7 @@ def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, me
         pace=mover.pace,
         take_moves=mover.take_moves,
         close=close,
+        prefix_memory=partial(_pinned_memory, arenas),
         facts=facts,
         host_fill=lambda: records.fill,
     )
@@ -121,6 +133,16 @@ def _check_copies(store: Store, records: HostRecords, slots: torch.Tensor) -> No
             check_records([(key, stored)], lambda key: store.records[key].record.crc32, "GPU memory")
         finally:
             records.give_back(key)
+
+
+def _pinned_memory(arenas: ExitStack, pieces: Sequence[int]) -> torch.Tensor:
+    """Host memory in pieces pinned one by one, from a thread whose last error nobody asks for; unpinned by `arenas`."""
+    arena = PinnedArena(pieces, CudaPinning())
+    arenas.callback(arena.close)
+    pinner = threading.Thread(target=arena.pin, args=(partial(warnings.warn, stacklevel=2),), name="moespeq-pinner")
+    pinner.start()
+    pinner.join()
+    return arena.tensor()
 
 
 def _source(store: Store, options: LoadOptions) -> DiskSource | PlainSource:

@@ -85,6 +85,11 @@ class SharedCache(Cache):  # type: ignore[misc]
                     layer.keys.zero_()
                     layer.values.zero_()
 
+    def rows(self, begin: int, end: int) -> list[torch.Tensor]:
+        """Views of positions `begin` to `end`, [1, heads, T, D]: keys, then values of each layer that was written."""
+        tensors = [tensor for layer in self.layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
+        return [tensor[:, :, begin:end] for tensor in tensors]
+
     @property
     def num_bytes(self) -> int:
         """Bytes taken so far; storage of a layer is allocated at its first write."""

@@ -62,6 +62,12 @@ class Runner(Protocol):
         """Bytes the key/value cache takes so far."""
         ...
 
+    def kv_rows(self, begin: int, end: int) -> list[torch.Tensor]:
+        """Views of the keys and values at positions `begin` to `end`, [1, heads, T, D], to be copied from and to on the
+        passes' stream; none before the first pass.
+        """
+        ...
+
     def max_k(self, position: int) -> int:
         """The longest draft a round at `position` may have."""
         ...
@@ -152,6 +158,10 @@ class EagerRunner:
     def kv_bytes(self) -> int:
         """Bytes the key/value cache takes so far."""
         return self._cache.num_bytes
+
+    def kv_rows(self, begin: int, end: int) -> list[torch.Tensor]:
+        self._stream.check()
+        return self._cache.rows(begin, end)
 
     def forget(self) -> None:
         self._cache.clear()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils.chat_parsing import ResponseParser
 
 from moespeq.errors import CheckpointError, PromptError, UsageError
 from moespeq.model.loading import one_line
 
-__all__ = ["Tokenizer"]
+__all__ = ["ResponseParser", "Tokenizer"]
 
 
 class Tokenizer:
@@ -45,13 +47,43 @@ class Tokenizer:
         """Tokens of a plain prompt, with the special tokens the model was trained with unless told otherwise."""
         return self._encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation by the model's chat template, ready for the assistant's answer."""
+    @property
+    def chat_template(self) -> str:
+        """The source of the model's chat template; empty where it has none."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return template if isinstance(template, str) else json.dumps(template or "")
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """Tokens that `decode` leaves out unless told otherwise, as they are written."""
+        return list(self._tokenizer.all_special_tokens)
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How answers are to be parsed, where the tokenizer says so; see transformers' response templates."""
+        template: Mapping[str, Any] | None = getattr(self._tokenizer, "response_template", None)
+        return template
+
+    def response_parser(
+        self, template: Mapping[str, Any], *, prefix: str, tools: Sequence[dict[str, Any]]
+    ) -> ResponseParser:
+        """A parser of one answer that grows, behind what of it the prompt wrote already."""
+        return self._tokenizer.get_response_parser(dict(template), prefix=prefix, tools=list(tools))
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = (), **variables: Any
+    ) -> list[int]:
+        """Tokens of a conversation by the model's chat template, ready for the assistant's answer.
+
+        variables: those that this model's template knows beside messages and tools.
+        """
         if not getattr(self._tokenizer, "chat_template", None):
             raise UsageError("This model has no chat template; use a plain prompt instead, with `moespeq run`.")
         _check_messages(messages)
         try:
-            text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **variables
+            )
         except Exception as error:  # A template is a program: it may raise anything about the messages.
             raise UsageError(f"The chat template refuses these messages ({one_line(error)}); change them.") from error
         return self._encode(text, add_special_tokens=False)

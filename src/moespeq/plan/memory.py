@@ -56,7 +56,8 @@ class MemoryPlan:
     """Every byte by purpose, and why each "auto" became what it is.
 
     num_bases: experts whose base is resident.
-    host_bytes: a cache before the disk on a CPU; on CUDA the pinned arena in front of the link.
+    host_bytes: a cache before the disk on a CPU; on CUDA the pinned arena in front of the link. prefix_bytes: of host
+    memory too, at most, for keys and values of earlier prompts.
     link_depth: guesses are submitted while fewer fetches than this are under way. depth: what bounds the governor.
     """
 
@@ -70,6 +71,7 @@ class MemoryPlan:
     slot_bytes: int
     num_slots: int
     host_bytes: int
+    prefix_bytes: int
     context_tok: int
     threads: int
     link_depth: int
@@ -106,6 +108,7 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
     if options.rows is None:
         reasons["rows"] = f"{options.row_bucket}: the default {options.mode.replace('_', ' ')} on {options.device}"
     context_tok = _resolve_context(needs.shape, options, reasons)
+    machine = _without_prefixes(machine, options)
     fixed = _fixed(needs, options, context_tok)
     host_bytes = _host_bytes(needs, options, machine, reasons)
     budget_bytes = _resolve_budget(needs, options, fixed.num_bytes, _free_bytes(machine, options, host_bytes), reasons)
@@ -127,6 +130,7 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
         slot_bytes=needs.slot_bytes,
         num_slots=num_slots,
         host_bytes=host_bytes,
+        prefix_bytes=options.prefix_cache,
         context_tok=context_tok,
         threads=plan_threads(needs.shape, options, machine.num_cores, reasons),
         link_depth=plan_link_depth(
@@ -183,6 +187,17 @@ def _with_bank(fixed: _Fixed, needs: MemoryNeeds, options: LoadOptions, budget_b
     room_bytes = budget_bytes - fixed.num_bytes + fixed.base_bytes
     num_bases = plan_bank_rows(needs, options, room_bytes)
     return replace(fixed, num_bases=num_bases, base_bytes=num_bases * needs.base_row_bytes)
+
+
+def _without_prefixes(machine: Machine, options: LoadOptions) -> Machine:
+    """What the prefix cache leaves."""
+    left_bytes = machine.host_free_bytes - options.prefix_cache
+    if options.prefix_cache and left_bytes <= 0:
+        raise BudgetError(
+            f"The prefix cache of {format_bytes(options.prefix_cache)} does not fit into the "
+            f"{format_bytes(machine.host_free_bytes)} of host memory that are free; lower --prefix-cache."
+        )
+    return replace(machine, host_free_bytes=left_bytes)
 
 
 def _host_bytes(needs: MemoryNeeds, options: LoadOptions, machine: Machine, reasons: dict[str, str]) -> int:

@@ -55,7 +55,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (EngineFaultError, 500, "server_error", "engine_fault"),
     (MoespeqError, 500, "server_error", None),
 )
-_HTTP_TYPES = {404: "invalid_request_error", 405: "invalid_request_error"}
+_HTTP_TYPES = {404: "invalid_request_error", 405: "invalid_request_error", 413: "invalid_request_error"}
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:

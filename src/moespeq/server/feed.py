@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from moespeq.server.failures import ClientGoneError, error_body, explained
-from moespeq.server.worker import Ended, EngineWorker, Ticket, Work
+from moespeq.server.worker import Ended, EngineWorker, Ticket, Turn
 
 __all__ = ["events_of", "server_sent"]
 
 E = TypeVar("E")
 
 
-async def events_of(worker: EngineWorker[E], work: Work[E], request: Request) -> AsyncIterator[Any]:
-    """What `work` yields. Raises what submitting or the work raises, and ClientGoneError when nobody reads on."""
+async def events_of(worker: EngineWorker[E], turns: Iterable[Turn[E]], request: Request) -> AsyncIterator[Any]:
+    """What `turns` yield. Raises what submitting or a turn raises, and ClientGoneError when nobody reads on."""
     loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
     def deliver(event: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed, and everybody gone
             loop.call_soon_threadsafe(arrived.put_nowait, event)
 
-    ticket = worker.submit(work, deliver)
+    ticket = worker.submit(turns, deliver)
     watcher = asyncio.create_task(_cancel_when_gone(request, ticket, arrived))
     try:
         while not isinstance(event := await arrived.get(), Ended):

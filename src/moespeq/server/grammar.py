@@ -1,4 +1,6 @@
-"""Answers that must match a JSON schema, by llguidance: which tokens may follow, for drafted rows as for verified ones.
+"""Answers that must have a form, by llguidance: which tokens may follow, for drafted rows as for verified ones.
+
+A form is a JSON schema, or what `call_grammar` writes: calls of tools, alone or between text.
 
 A processor is asked again and again about positions near the end of the text, some of them behind drafted tokens that
 are then rejected. Its matcher is only a cache of the text that it has read: it goes back to what the asked text has in
@@ -18,7 +20,7 @@ from torch import Tensor
 from moespeq.errors import UsageError
 from moespeq.server.protocol import ResponseFormat
 
-__all__ = ["Grammar", "GrammarCompiler"]
+__all__ = ["Grammar", "GrammarCompiler", "schema_of"]
 
 _ANY_OBJECT = {"type": "object"}
 _NO_FREE_SPACES = {"whitespace_flexible": False}  # a weak model would write them without end
@@ -32,19 +34,28 @@ class GrammarCompiler:
             raise UsageError("This model has no end-of-sequence token to end a JSON answer with; leave the format out.")
         self._tokenizer = LLTokenizer(definition, n_vocab=vocab_size, eos_token=list(eos_token_ids))
 
-    def compile(self, wanted: ResponseFormat) -> Grammar | None:
-        """None where any text will do. Raises UsageError for a schema that cannot be enforced."""
-        if wanted.type == "text":
-            return None
-        schema: dict[str, Any] | bool = _ANY_OBJECT
-        if wanted.type == "json_schema":
-            if wanted.json_schema is None:
-                raise UsageError("response_format of type 'json_schema' needs a 'json_schema'; add one.")
-            schema = wanted.json_schema.json_schema
-        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_NO_FREE_SPACES)
+    def compile(self, wanted: ResponseFormat) -> Grammar:
+        """JSON, not text. Raises UsageError for a schema that cannot be enforced."""
+        schema = schema_of(wanted)
+        return self._checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_NO_FREE_SPACES))
+
+    def compile_lark(self, source: str) -> Grammar:
+        """What llguidance's dialect of Lark says. Raises UsageError for a schema in it that cannot be enforced."""
+        return self._checked(LLMatcher.grammar_from_lark(source))
+
+    def _checked(self, source: str) -> Grammar:
         if problem := LLMatcher.validate_grammar(source, self._tokenizer):
             raise UsageError(f"The JSON schema cannot be enforced ({' '.join(problem.split())}); change it.")
         return Grammar(self._tokenizer, source)
+
+
+def schema_of(wanted: ResponseFormat) -> dict[str, Any] | bool:
+    """The schema of JSON that is asked for. Raises UsageError where it is missing."""
+    if wanted.type != "json_schema":
+        return _ANY_OBJECT
+    if wanted.json_schema is None:
+        raise UsageError("response_format of type 'json_schema' needs a 'json_schema'; add one.")
+    return wanted.json_schema.json_schema
 
 
 class Grammar:

@@ -28,7 +28,9 @@ class ServerMetrics:
         self._gauge("num_requests_running", "Requests the engine works on.").set_function(num_running)
         self._gauge("num_requests_waiting", "Requests in the queue.").set_function(num_waiting)
         self._finished = self._counter("request_success", "Complete answers.", ("finished_reason",))
-        self._prompt_tok = self._counter("prompt_tokens", "Prompt tokens computed.")
+        self._prompt_tok = self._counter("prompt_tokens", "Prompt tokens, cached ones among them.")
+        self._queried_tok = self._counter("prefix_cache_queries", "Prompt tokens that were looked up.")
+        self._cached_tok = self._counter("prefix_cache_hits", "Of those, tokens that needed no prefill.")
         self._new_tok = self._counter("generation_tokens", "Tokens generated.")
         self._ttft_s = self._seconds("time_to_first_token_seconds", "From arrival to the first token, queue included.")
         self._inter_token_s = self._seconds(
@@ -54,18 +56,21 @@ class ServerMetrics:
         self._wasted_bytes = self._counter("expert_wasted_bytes", "Bytes that were evicted before their first use.")
         self._link = self._gauge("link_utilisation", "Share of the last pass in which the link moved bytes.")
 
-    def observe_piece(
-        self, report: StepReport, num_tok: int, since_s: float, *, is_first: bool, prompt_tok: int
-    ) -> None:
-        """A prefill or round was committed, `since_s` after the one before it, or after the request's arrival."""
+    def observe_prefill(self, report: StepReport, since_s: float, prompt_tok: int, cached_tok: int) -> None:
+        """A prompt's first token is committed, `since_s` after the request's arrival."""
+        self._new_tok.inc()
+        self._prompt_tok.inc(prompt_tok)
+        self._queried_tok.inc(prompt_tok)
+        self._cached_tok.inc(cached_tok)
+        self._ttft_s.observe(since_s)
+        self._observe_experts(report)
+
+    def observe_round(self, report: StepReport, num_tok: int, since_s: float) -> None:
+        """A round was committed, `since_s` after the pass before it."""
         self._new_tok.inc(num_tok)
-        if is_first:
-            self._prompt_tok.inc(prompt_tok)
-            self._ttft_s.observe(since_s)
-        else:
-            self._observe_round(report)
-            for _ in range(num_tok):
-                self._inter_token_s.observe(since_s / num_tok)
+        self._observe_depth(report)
+        for _ in range(num_tok):
+            self._inter_token_s.observe(since_s / num_tok)
         self._observe_experts(report)
 
     def observe_end(self, result: GenerationResult) -> None:
@@ -85,7 +90,7 @@ class ServerMetrics:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _observe_round(self, report: StepReport) -> None:
+    def _observe_depth(self, report: StepReport) -> None:
         self._depth.observe(report.k)
         self._draft_s.observe(report.draft_s)
         self._verify_s.observe(report.verify_s)

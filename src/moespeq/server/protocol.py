@@ -11,29 +11,28 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
-    "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
-    "Message",
     "ResponseFormat",
     "StreamOptions",
-    "TextPart",
-    "TokenizeRequest",
+    "Strict",
 ]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """include_usage: a last chunk counts the tokens."""
 
     include_usage: bool = False
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """The schema an answer must match; it is always enforced, `strict` or not."""
 
     name: str = ""
@@ -42,14 +41,14 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """text: anything; json_object: some JSON object; json_schema: JSON that the schema admits."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What both ways to ask have in common; None is "not given", and the checkpoint's own default."""
 
     model: str
@@ -90,45 +89,7 @@ class CompletionRequest(GenerationRequest):
     suffix: Literal[""] | None = None
 
 
-class TextPart(_Strict):
-    """A part of a message; we take text alone."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict):
-    """A turn of a conversation."""
-
-    role: str
-    content: str | list[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The content in one piece."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-
-
-class TokenizeRequest(_Strict):
-    """POST /tokenize: of a text, or of a conversation by the chat template."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None

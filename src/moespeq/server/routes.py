@@ -11,14 +11,10 @@ from starlette.concurrency import run_in_threadpool
 
 from moespeq import __version__
 from moespeq.errors import UsageError
-from moespeq.server.asking import Asked, ask_chat, ask_completion, messages_of
-from moespeq.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    TokenizeRequest,
-)
+from moespeq.server.asking import Asked, ask_completion
+from moespeq.server.asking_chat import ask_chat, chat_tokens
+from moespeq.server.chat_protocol import ChatRequest, TokenizeRequest
+from moespeq.server.protocol import CompletionRequest, DetokenizeRequest, GenerationRequest
 from moespeq.server.service import Service
 from moespeq.server.worker import WorkerState
 
@@ -29,7 +25,7 @@ def state_routes(service: Service) -> APIRouter:
     """How the server is. Open to everybody: probes and scrapers carry no key."""
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 while requests are served as they should be; else 503, with the progress of the load."""
         worker, progress = service.worker, service.progress
@@ -113,5 +109,5 @@ def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise UsageError("Give either a 'prompt' or 'messages' to tokenize.")
     if body.messages is not None:
-        return tokenizer.encode_chat(messages_of(body.messages))
+        return chat_tokens(tokenizer, body.messages, body.tools or [], body.chat_template_kwargs)
     return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)

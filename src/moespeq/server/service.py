@@ -21,7 +21,7 @@ from moespeq.decode.params import SamplingParams
 from moespeq.ports import Clock
 from moespeq.server.failures import AuthenticationError, UnknownModelError
 from moespeq.server.feed import events_of, server_sent
-from moespeq.server.generating import ChoicePiece, Event, GenerationTask
+from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask
 from moespeq.server.grammar import GrammarCompiler
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.styles import Style
@@ -46,14 +46,26 @@ class LoadProgress:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request. cached_tok: of its prompts, those that needed no prefill."""
 
     prompt_tok: int
     new_tok: int = 0
+    cached_tok: int = 0
 
-    def to_json(self) -> dict[str, int]:
-        total = self.prompt_tok + self.new_tok
-        return {"prompt_tokens": self.prompt_tok, "completion_tokens": self.new_tok, "total_tokens": total}
+    def count(self, event: Event) -> None:
+        """What `event` adds."""
+        if isinstance(event, ChoicePiece):
+            self.new_tok += len(event.tokens)
+        if isinstance(event, ChoiceEnd):
+            self.cached_tok += event.cached_tok
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tok,
+            "completion_tokens": self.new_tok,
+            "total_tokens": self.prompt_tok + self.new_tok,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tok},
+        }
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class Service:
         arrived_s = self.clock.now_s()
         usage = Usage(sum(map(len, task.prompts)))
         header = {"id": f"{style.id_prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}
-        events = events_of(self.worker, lambda engine: task.run(engine, self.metrics, self.clock, arrived_s), request)
+        events = events_of(self.worker, task.turns(self.metrics, self.clock, arrived_s), request)
         if not is_streamed:
             whole = await _collect(events, style, usage)
             return JSONResponse({**header, "object": style.name, "choices": whole, "usage": usage.to_json()})
@@ -109,7 +121,7 @@ async def _collect(events: AsyncIterator[Event], style: Style, usage: Usage) -> 
     by_choice: dict[int, list[Event]] = {}
     async for event in events:
         by_choice.setdefault(event.index, []).append(event)
-        _count(event, usage)
+        usage.count(event)
     return [style.whole(index, parts) for index, parts in sorted(by_choice.items())]
 
 
@@ -121,7 +133,7 @@ async def _chunks(
     opened: set[int] = set()
 
     def choices(event: Event) -> list[dict[str, Any]]:
-        _count(event, usage)
+        usage.count(event)
         opening = None if event.index in opened else style.opening(event.index)
         opened.add(event.index)
         return [choice for choice in (opening, style.delta(event)) if choice is not None]
@@ -133,8 +145,3 @@ async def _chunks(
             yield {"choices": [choice], **nothing}
     if has_usage:
         yield {"choices": [], "usage": usage.to_json()}
-
-
-def _count(event: Event, usage: Usage) -> None:
-    if isinstance(event, ChoicePiece):
-        usage.new_tok += len(event.tokens)

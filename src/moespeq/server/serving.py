@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
@@ -29,11 +30,11 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Runs in the main thread, whose signals end it: answers that run have `grace_s` to end, then they are cut."""
 
-    def __init__(self, service: Service, *, log_level: str, grace_s: int) -> None:
+    def __init__(self, service: Service, *, log_level: str, grace_s: int, cors_origins: Sequence[str]) -> None:
         self._service = service
         self._server = uvicorn.Server(
             uvicorn.Config(
-                create_app(service),
+                create_app(service, cors_origins=cors_origins),
                 log_level=log_level,
                 log_config=_logs_on_stderr(log_level),
                 timeout_graceful_shutdown=grace_s,

@@ -7,12 +7,14 @@ take the same events, so that they cannot say different things.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moespeq.decode.logprobs import TokenLogprob
 from moespeq.model.tokenizer import Tokenizer
+from moespeq.server.answer_reader import AnswerPart, AnswerReader
 from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, PromptEcho
+from moespeq.types import FinishReason
 
 __all__ = ["ChatStyle", "CompletionStyle", "Style"]
 
@@ -117,12 +119,13 @@ _COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class ChatStyle:
-    """The assistant's turn."""
+    """The assistant's turn. reader: of one choice's text."""
 
     name, chunk_name, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
-    def __init__(self, tokenizer: Tokenizer, *, has_logprobs: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, reader: Callable[[], AnswerReader], *, has_logprobs: bool) -> None:
         self._token_name, self._has_logprobs = _TokenNames(tokenizer), has_logprobs
+        self._readers: dict[int, AnswerReader] = defaultdict(reader)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, (), None)
@@ -130,23 +133,40 @@ class ChatStyle:
     def delta(self, event: Event) -> dict[str, Any] | None:
         match event:
             case ChoicePiece(index, text, _, logprobs):
-                return self._chunk(index, {"content": text}, logprobs, None) if text or logprobs else None
+                delta = self._delta(index, self._readers[index].push(text))
+                return self._chunk(index, delta, logprobs, None) if delta or logprobs else None
             case ChoiceEnd(index, reason):
-                return self._chunk(index, {}, (), reason.value)
+                reader = self._readers[index]
+                delta = self._delta(index, reader.end())
+                has_called = reason is FinishReason.STOP and reader.num_calls
+                return self._chunk(index, delta, (), "tool_calls" if has_called else reason.value)
             case PromptEcho():
                 raise AssertionError("a chat gives no prompt back")
 
     def whole(self, index: int, events: Iterable[Event]) -> dict[str, Any]:
         parts = [part for event in events if (part := self.delta(event)) is not None]
-        text = "".join(part["delta"].get("content", "") for part in parts)
+        deltas = [part["delta"] for part in parts]
         logprobs = None
         if self._has_logprobs:
             logprobs = {"content": [one for part in parts if part["logprobs"] for one in part["logprobs"]["content"]]}
-        message = {"role": "assistant", "content": text, "refusal": None}
+        text, thought = ("".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning_content"))
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": parts[-1]["finish_reason"]}
 
+    def _delta(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        """What there is of `part`. Calls are counted over the whole answer."""
+        first = self._readers[index].num_calls - len(part.calls)
+        calls = [{"index": first + number, **call} for number, call in enumerate(part.calls)]
+        named = {"content": part.content, "reasoning_content": part.reasoning, "tool_calls": calls}
+        return {name: value for name, value in named.items() if value}
+
     def _chunk(
-        self, index: int, delta: dict[str, str], scored: Sequence[TokenLogprob], reason: str | None
+        self, index: int, delta: dict[str, Any], scored: Sequence[TokenLogprob], reason: str | None
     ) -> dict[str, Any]:
         logprobs = {"content": [self._content(one) for one in scored]} if self._has_logprobs and scored else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -158,6 +178,10 @@ class ChatStyle:
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         name = self._token_name(token)
         return {"token": name, "logprob": _finite(logprob), "bytes": list(name.encode())}
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name != "index"}
 
 
 def _finite(logprob: float) -> float:

@@ -1,10 +1,11 @@
 """One thread that owns the engine, and the bounded queue in front of it. Knows neither HTTP nor what an engine does.
 
-The thread loads the engine, serves one ticket after the other in order of arrival, and closes the engine: nobody else
-calls it. A ticket's work is an iterator whose every item, one a round, is handed to `deliver`; between two items the
-thread looks whether the ticket was cancelled, and then closes the iterator, which gives the engine back. So who leaves
-costs at most the running round. What a work raises goes to its own ticket as the error of its `Ended`, and the
-thread goes on with the next; only a load that fails ends it.
+The thread loads the engine, serves tickets, and closes the engine: nobody else calls it. A ticket is served turn by
+turn, in order of arrival; where it has another one, it queues for that again, behind those that came meanwhile. So a
+request of a hundred answers delays another one by one answer. A turn is an iterator whose every item, one a round, is
+handed to `deliver`; between two items the thread looks whether the ticket was cancelled, and then closes the iterator,
+which gives the engine back: who leaves costs at most the running round. What a turn raises goes to its own ticket as
+the error of its `Ended`, and the thread goes on with the next; only a load that fails ends it.
 
 The lock guards the queue and the state; work, load and delivery run outside it.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from enum import Enum
@@ -22,11 +23,11 @@ from typing import Any, Generic, TypeVar
 from moespeq.errors import OverloadError, UnavailableError, UsageError
 from moespeq.ports import Clock
 
-__all__ = ["Ended", "EngineWorker", "Ticket", "Work", "WorkerState"]
+__all__ = ["Ended", "EngineWorker", "Ticket", "Turn", "WorkerState"]
 
 E = TypeVar("E")
-Work = Callable[[E], Generator[Any, None, None]]
-"""What the engine does for one ticket; closed early, it gives the engine back."""
+Turn = Callable[[E], Generator[Any, None, None]]
+"""What the engine does for a ticket at a time; closed early, it gives the engine back."""
 
 _FAULTS_UNTIL_UNHEALTHY = 3  # in a row: one may be its request's
 _PATIENCE_S = (1, 60)  # the least and most that a client is told to wait
@@ -51,10 +52,15 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[E]):
-    """A place in the queue. deliver: called by the worker's thread with what the work yields, then with an Ended."""
+    """A place in the queue. turn: the next one; later: those behind it, asked for when the one before has ended.
 
-    work: Work[E]
+    deliver: called by the worker's thread with what the turns yield, then with an Ended.
+    """
+
+    turn: Turn[E]
+    later: Iterator[Turn[E]]
     deliver: Callable[[Any], None]
+    served_s: float = 0.0
     is_cancelled: bool = False
 
     def cancel(self) -> None:
@@ -122,9 +128,12 @@ class EngineWorker(Generic[E]):
         """Begin to load; returns at once."""
         self._thread.start()
 
-    def submit(self, work: Work[E], deliver: Callable[[Any], None]) -> Ticket[E]:
-        """Queue `work`. Raises OverloadError where the queue is full, UnavailableError where nobody would serve it."""
-        ticket = Ticket(work, deliver)
+    def submit(self, turns: Iterable[Turn[E]], deliver: Callable[[Any], None]) -> Ticket[E]:
+        """Queue for `turns`, at least one. Raises OverloadError where the queue is full, UnavailableError where nobody
+        would serve them.
+        """
+        later = iter(turns)
+        ticket = Ticket(next(later), later, deliver)
         with self._changed:
             if self._engine is None or self._is_closing:
                 raise self._unavailable()
@@ -184,21 +193,36 @@ class EngineWorker(Generic[E]):
         return None
 
     def _serve(self, engine: E, ticket: Ticket[E]) -> None:
-        begin_s, error = self._clock.now_s(), None
+        """One turn; then the ticket queues again, or ends."""
+        begin_s, error, following = self._clock.now_s(), None, None
         try:
-            with closing(ticket.work(engine)) as items:
+            with closing(ticket.turn(engine)) as items:
                 for item in items:
                     ticket.deliver(item)
                     if ticket.is_cancelled:
                         break
+            following = None if ticket.is_cancelled else next(ticket.later, None)
             self._num_faults = 0
         except Exception as raised:  # whatever it is, it is this request's and not the server's
             error = raised
             self._num_faults += not isinstance(raised, UsageError)
+        ticket.served_s += self._clock.now_s() - begin_s
+        if following is None or not self._queue_again(ticket, following):
+            self._end(ticket, error)
+
+    def _queue_again(self, ticket: Ticket[E], following: Turn[E]) -> bool:
+        """Its place was taken when it came, so a full queue has room; False where the worker is to end."""
+        with self._changed:
+            if not self._is_closing:
+                ticket.turn = following
+                self._waiting.append(ticket)
+            return not self._is_closing
+
+    def _end(self, ticket: Ticket[E], error: Exception | None) -> None:
         if error is None and self._is_closing and ticket.is_cancelled:
             error = UnavailableError(_CLOSING, retry_after_s=self._patience_s())
-        service_s = self._clock.now_s() - begin_s
-        self._mean_service_s += (service_s - self._mean_service_s) / 4 if self._mean_service_s else service_s
+        mean_s, served_s = self._mean_service_s, ticket.served_s
+        self._mean_service_s += (served_s - mean_s) / 4 if mean_s else served_s
         ticket.deliver(Ended(error))
 
     def _patience_s(self) -> int:

@@ -97,6 +97,10 @@ class GraphRunner:
     def kv_bytes(self) -> int:
         return self._storage.num_bytes
 
+    def kv_rows(self, begin: int, end: int) -> list[Tensor]:
+        self._stream.check()
+        return self._storage.rows(begin, end)
+
     @property
     def facts(self) -> Mapping[str, str]:
         """How the passes run, for people."""

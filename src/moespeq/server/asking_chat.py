@@ -1,0 +1,121 @@
+"""From a conversation to what the engine does: its prompt by the chat template, and how its answer is written and read.
+
+Like `asking`, it finds what is wrong with a request before that queues, beside the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moespeq.decode.engine import Engine
+from moespeq.decode.params import SamplingParams
+from moespeq.decode.text import Decoder, TextStream
+from moespeq.errors import UsageError
+from moespeq.model.tokenizer import Tokenizer
+from moespeq.server.answer_format import AnswerFormat, format_of
+from moespeq.server.answer_reader import AnswerReader
+from moespeq.server.asking import Asked, sampling_of
+from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
+from moespeq.server.chat_protocol import ChatRequest, Message, Tool
+from moespeq.server.generating import GenerationTask
+from moespeq.server.grammar import Grammar, schema_of
+from moespeq.server.service import Service
+from moespeq.server.styles import ChatStyle
+
+__all__ = ["ask_chat", "chat_tokens"]
+
+
+def chat_tokens(
+    tokenizer: Tokenizer, messages: list[Message], tools: list[Tool], variables: dict[str, Any]
+) -> list[int]:
+    """The prompt of a conversation. Raises UsageError for what the template refuses."""
+    given = [message.for_template() for message in messages]
+    return tokenizer.encode_chat(given, tools=[tool.for_template() for tool in tools], **variables)
+
+
+def ask_chat(service: Service, request: ChatRequest) -> Asked:
+    """Raises UsageError for what is wrong with it."""
+    engine, tools = service.worker.engine, request.usable_tools
+    if request.top_logprobs is not None and not request.logprobs:
+        raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
+    tokens = chat_tokens(engine.tokenizer, request.messages, tools, request.chat_template_kwargs)
+    prompt = tuple(engine.encode(tokens))
+    written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
+    sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)))
+    grammar = _grammar(service, request, tools, written)
+    is_read = written is not None and (grammar is None or bool(tools))  # else JSON is all there is
+    task = GenerationTask(
+        (prompt,),
+        sampling,
+        request.n,
+        num_top=(request.top_logprobs or 0) if request.logprobs else None,
+        grammar=grammar,
+        sink=_shown_markers(engine, sampling) if is_read and written and written.has_special else None,
+    )
+    reader = _reader(engine.tokenizer, written if is_read else None, request, tools)
+    return Asked(task, ChatStyle(engine.tokenizer, reader, has_logprobs=bool(request.logprobs)))
+
+
+def _most_tokens(engine: Engine, request: ChatRequest, prompt_tok: int) -> int | None:
+    """An answer without a limit, the checkpoint's own included, may fill the context."""
+    most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    if most is None and getattr(engine.generation_config, "max_new_tokens", None) is None:
+        return engine.plan.context_tok - prompt_tok
+    return most
+
+
+def _grammar(service: Service, request: ChatRequest, tools: list[Tool], written: AnswerFormat | None) -> Grammar | None:
+    wanted = (
+        None if request.response_format is None or request.response_format.type == "text" else request.response_format
+    )
+    is_one_call = request.parallel_tool_calls is False
+    strict = [tool for tool in tools if tool.function.strict]
+    if not tools or not (request.must_call or wanted or strict):
+        return None if wanted is None else service.grammars.compile(wanted)
+    if written is None or not written.is_json:
+        raise UsageError(
+            "The form of a tool call can be enforced only where the model writes it as JSON; leave out tool_choice "
+            "(but 'auto'), strict and response_format."
+        )
+    if request.must_call:
+        source = only_calls(written, tools, is_one_call=is_one_call)
+    elif wanted is not None:
+        source = calls_or_json(written, tools, schema_of(wanted), is_one_call=is_one_call)
+    else:
+        source = calls_between_text(written, tools)
+    return service.grammars.compile_lark(source)
+
+
+def _reader(
+    tokenizer: Tokenizer, written: AnswerFormat | None, request: ChatRequest, tools: list[Tool]
+) -> Callable[[], AnswerReader]:
+    if written is None:
+        return lambda: AnswerReader(None)
+    given = [tool.for_template() for tool in tools]
+
+    def reader() -> AnswerReader:
+        parser = tokenizer.response_parser(written.template, prefix=written.prefix, tools=given)
+        return AnswerReader(parser, is_one_call=request.parallel_tool_calls is False)
+
+    return reader
+
+
+def _shown_markers(engine: Engine, sampling: dict[str, Any]) -> Callable[[], TextStream]:
+    """Texts in which special tokens are shown, those that end it left out."""
+    params = SamplingParams.from_generation_config(engine.generation_config, **sampling)
+    decoder = _WithoutEnds(engine.tokenizer, frozenset(params.eos_token_ids))
+    return lambda: TextStream(decoder, params.stop, skip_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutEnds:
+    """A decoder that leaves out `ends`."""
+
+    decoder: Decoder
+    ends: frozenset[int]
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        kept = [token for token in ids if token not in self.ends]
+        return self.decoder.decode(kept, skip_special_tokens=skip_special_tokens)

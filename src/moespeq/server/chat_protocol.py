@@ -1,0 +1,164 @@
+"""What a client may ask of a chat: messages, tools, and how both reach the chat template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from moespeq.errors import UsageError
+from moespeq.server.protocol import GenerationRequest, Strict
+
+__all__ = ["ChatRequest", "Message", "TokenizeRequest", "Tool", "ToolChoice"]
+
+_OURS = (
+    "messages",
+    "conversation",
+    "tools",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
+
+
+class TextPart(Strict):
+    """A part of a message; we take text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Strict):
+    """arguments: JSON, as an answer has it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Strict):
+    """A turn of a conversation. What an answer of ours holds may be sent back as it is."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = Field(default=None, max_length=0)
+    audio: None = None
+    function_call: None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it: the arguments of calls are values. Raises UsageError where they are no JSON."""
+        if self.content is None and not self.tool_calls and not self.reasoning_content:
+            raise UsageError(f"A message of role '{self.role}' has no content; give it one, even an empty one.")
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        given: dict[str, Any] = {"role": self.role, "content": content}
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
+        if self.tool_calls:
+            given["tool_calls"] = [_for_template(call) for call in self.tool_calls]
+        return given
+
+
+def _for_template(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except ValueError as error:
+        raise UsageError(
+            f"The arguments of the tool call '{call.id:.60}' are no JSON ({error}); correct them."
+        ) from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+class Function(Strict):
+    """parameters: a JSON schema; strict: a call's arguments must match it."""
+
+    name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class ToolChoice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions. chat_template_kwargs: variables of the model's own template, as enable_thinking."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _leave_ours(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(set(given) & set(_OURS)):
+            raise ValueError(f"'{taken[0]}' is not the template's own; use the field of the request")
+        return given
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """Those that may be called. Raises UsageError where the choice names another one, or asks for one of none."""
+        names = [tool.function.name for tool in self.tools or []]
+        if isinstance(self.tool_choice, ToolChoice):
+            wanted = self.tool_choice.function.name
+            if wanted not in names:
+                raise UsageError(f"tool_choice names '{wanted:.60}', which is not among the tools; add it to them.")
+            return [tool for tool in self.tools or [] if tool.function.name == wanted]
+        if self.tool_choice == "required" and not names:
+            raise UsageError("tool_choice is 'required', and there are no tools; add some.")
+        return [] if self.tool_choice == "none" else list(self.tools or [])
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: of a text, or of a conversation by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_special_tokens: bool = True
