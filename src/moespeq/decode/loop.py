@@ -18,6 +18,7 @@ from moespeq.decode.accept import Accepted
 from moespeq.decode.link_meter import LinkMeter, LinkUse
 from moespeq.decode.live_tokens import LiveTokens, Reuse
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
+from moespeq.decode.spectator import PassSeen, Spectator
 from moespeq.decode.statistics import RouteFidelity
 from moespeq.decode.timeline import RoundTimes
 from moespeq.model.runner import OnLayer, Runner
@@ -51,6 +52,7 @@ class Observer(Protocol):
 class _Round:
     """What the open round has measured so far."""
 
+    begin_s: float = 0.0
     k: int = 0
     accepted: int = 0
     draft_s: float = 0.0
@@ -94,6 +96,7 @@ class SpeculativeLoop:
         self._position = 0  # of the last committed token
         self._token = 0
         self._observer: Observer | None = None
+        self._spectator: Spectator | None = None
         self._live = LiveTokens(prefill_rows)
         self.fidelity = RouteFidelity()
         self.reused_tok = 0  # of the prompt, in the cache already
@@ -121,8 +124,9 @@ class SpeculativeLoop:
         if observer is not None:
             observer.hear_prompt(self._resident())
         self._position = len(prompt) - 1
-        moved = self._residency.counters().since(before)
-        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved, self._link.measure())
+        moved, link = self._residency.counters().since(before), self._link.measure()
+        report = _report(_Round(verify_s=self._clock.now_s() - begin_s), 1, moved, link)
+        self._tell_spectator(begin_s, report, link, is_prefill=True)
         return sampler.accept(logits, len(prompt), []), report
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
@@ -143,7 +147,7 @@ class SpeculativeLoop:
         """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
         begin_s = self._clock.now_s()
         times = None if self._observer is None else RoundTimes(self._clock, begin_s)
-        self._round = _Round(k=self._choose_k(limit_tok), times=times)
+        self._round = _Round(begin_s=begin_s, k=self._choose_k(limit_tok), times=times)
         if self._round.k:
             self._residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=self._round.k + 1)
             drafts = self._draft_tokens(sampler)
@@ -174,6 +178,7 @@ class SpeculativeLoop:
         report = _report(self._round, len(tokens), moved, link)
         self._governor.observe(report)
         self._tell_observer(report, link)
+        self._tell_spectator(self._round.begin_s, report, link, is_prefill=False)
         self._live.add_decoded([self._token, *tokens[:-1]])  # the last one's key is the next round's to write
         self._advance(tokens, sampler)
         return report
@@ -181,6 +186,10 @@ class SpeculativeLoop:
     def use(self, governor: Governor) -> None:
         """Choose depths by `governor` from the next round on."""
         self._governor = governor
+
+    def show(self, spectator: Spectator) -> None:
+        """Let `spectator` hear of every pass from the next one on."""
+        self._spectator = spectator
 
     def forget(self) -> None:
         """Clear what a failed pass left in the cache. Nothing of a sequence is kept."""
@@ -224,6 +233,11 @@ class SpeculativeLoop:
         times.end_s, times.k, times.accepted, times.link = self._clock.now_s(), report.k, report.accepted, link
         routes = [rows[: report.committed] for rows in self._round.target_routes]
         self._observer.hear_commit(self._position, routes, times)
+
+    def _tell_spectator(self, begin_s: float, report: StepReport, link: LinkUse, *, is_prefill: bool) -> None:
+        if self._spectator is not None:
+            seen = PassSeen(begin_s, self._clock.now_s(), is_prefill, report, link, self._residency)
+            self._spectator.hear_pass(seen)
 
     def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
         sampler.commit(tokens)
