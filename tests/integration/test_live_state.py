@@ -129,7 +129,9 @@ def test_no_file_asks_another_host_or_writes_markup() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", text), name
     html = (PAGE / "index.html").read_text()
     assert not re.search(r"<style|<script(?! type=\"module\" src)|\son\w+=|\sstyle=", html)
-    assert all(f"{name}" in html or any(f"./{name}" in (PAGE / other).read_text() for other in SCRIPTS) for name in SCRIPTS)
+    assert all(
+        f"{name}" in html or any(f"./{name}" in (PAGE / other).read_text() for other in SCRIPTS) for name in SCRIPTS
+    )
 
 
 def _luminance(colour: str) -> float:

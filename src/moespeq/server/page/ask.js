@@ -52,8 +52,8 @@ export class AskBox {
 
   show(running, says) {
     this.running = running;
-    this.parts.send.disabled = running !== null;
-    this.parts.stop.disabled = running === null;
+    this.parts.send.ariaDisabled = `${running !== null}`; // not `disabled`: the keyboard's focus would be lost
+    this.parts.stop.ariaDisabled = `${running === null}`;
     this.parts.answer.setAttribute("aria-busy", `${running !== null}`);
     this.parts["answer-says"].textContent = says;
   }
