@@ -210,7 +210,6 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(visit: Open, url: str) -> N
             assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-
 def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine) -> None:
     with page_server(served_engine, api_key="secret") as (url, _), visit(url, may_complain=True) as seen:
         expect(seen.page.locator("#status")).to_have_text("wants its API key", timeout=WAIT_MS)
@@ -274,4 +273,4 @@ def test_a_tab_that_stays_open_keeps_no_more_than_it_shows(visit: Open, url: str
       return [passes.all.length, passes.spans.size, passes.all.at(-1).number];
     }"""
     with visit(url) as seen:
-        assert seen.page.evaluate(feed) == [480, 32, 3000]
+        assert seen.page.evaluate(feed) == [480, 16, 3000]

@@ -58,7 +58,7 @@ def test_a_long_life_fills_no_memory() -> None:
     history = filled([seen(slots, at_s=float(number)) for number in range(2000)])
     glimpse = history.since(0)
     assert [kept.number for kept in glimpse.passes] == list(range(2000 - 480 + 1, 2001))
-    assert [spans.number for spans in glimpse.spans] == list(range(2000 - 32 + 1, 2001))
+    assert [spans.number for spans in glimpse.spans] == list(range(2000 - 16 + 1, 2001))
     assert glimpse.totals["rounds"] == 2000
 
 

@@ -23,7 +23,7 @@ __all__ = ["EXPERTS_EVERY_S", "ExpertsSeen", "Glimpse", "PassKept", "PassSpans",
 
 EXPERTS_EVERY_S = 0.25
 _MOST_PASSES = 480
-_MOST_SPANS = 32  # passes: each may hold a span for every record it moved
+_MOST_SPANS = 16  # passes: each may hold a span for every record it moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,15 +95,14 @@ def _spans(spans: PassSpans) -> dict[str, Any]:
 
 def _shares(within: PassSpans, spans: Sequence[Span]) -> list[float]:
     """Begin, end, begin, end ... as shares of the pass; spans that touch to the eye are one."""
+    if not spans:
+        return []
     whole_s = max(within.end_s - within.begin_s, 1e-9)
-    shares: list[float] = []
-    for begin_s, end_s in spans:
-        begin, end = (min(1.0, max(0.0, (at_s - within.begin_s) / whole_s)) for at_s in (begin_s, end_s))
-        if shares and begin - shares[-1] < _SHORTEST_GAP:
-            shares[-1] = round(end, 4)
-        else:
-            shares += (round(begin, 4), round(end, 4))
-    return shares
+    shares = np.clip((np.asarray(spans) - within.begin_s) / whole_s, 0.0, 1.0)  # [n, 2]
+    is_apart = shares[1:, 0] - shares[:-1, 1] >= _SHORTEST_GAP
+    begins, ends = shares[np.append(True, is_apart), 0], shares[np.append(is_apart, True), 1]
+    joined: list[float] = np.stack([begins, ends], axis=1).round(4).ravel().tolist()
+    return joined
 
 
 def _engine(engine: Engine) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from moespeq.server.live_state import LiveState
 from moespeq.server.service import Service
 
-__all__ = ["page_routes"]
+__all__ = ["page_routes", "read_files"]
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -29,7 +29,7 @@ _HEADERS = {
 
 def page_routes(service: Service) -> APIRouter:
     """`/`, the files under `/page/`, and `/live`."""
-    routes, files, live = APIRouter(), _read_files(), LiveState(service)
+    routes, files, live = APIRouter(), read_files(), LiveState(service)
 
     @routes.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -48,7 +48,8 @@ def page_routes(service: Service) -> APIRouter:
     return routes
 
 
-def _read_files() -> dict[str, bytes]:
+def read_files() -> dict[str, bytes]:
+    """The page's files by name, as installed."""
     folder = resources.files("moespeq.server") / "page"
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
 

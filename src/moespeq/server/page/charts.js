@@ -62,10 +62,10 @@ function acceptance(rounds) {
       const reached = drafting.filter((round) => round.k > place);
       return reached.filter((round) => round.accepted > place).length / reached.length;
     });
-    const plot = axes(canvas, { most: 1, label: percent, ends: ["1st drafted token", deepest > 1 ? `${deepest}th` : ""] });
-    bars(plot, shares.map((share) => [[share, "verify"]]), { gap: 2, most: 46 });
+    const plot = axes(canvas, { most: 1, label: percent, ends: ["first drafted token", deepest > 1 ? `place ${deepest}` : ""] });
+    bars(plot, shares.map((share) => [[share, "verify"]]), { gap: 5 });
     return `Of the first drafted tokens the target kept ${percent(shares[0])}` +
-      (deepest > 1 ? `, of those at place ${deepest} ${percent(shares.at(-1))}.` : ".");
+      (deepest > 1 ? `, and ${percent(shares.at(-1))} of those at place ${deepest}.` : ".");
   });
 }
 
@@ -89,7 +89,7 @@ function experts(rounds, totals) {
     const most = roundedUp(Math.max(1, ...parts.map((stack) => stack.reduce((all, [value]) => all + value, 0))));
     const plot = axes(canvas, { most, label: (value) => value.toFixed(most < 4 ? 1 : 0), ends: ends(rounds) });
     bars(plot, parts);
-    return `Since the start: ${count(totals.hits ?? 0)} hits, ${count(totals.late ?? 0)} late, ${several(totals.misses ?? 0, "miss").replace("misss", "misses")}; ${bytes(totals.wasted_bytes ?? 0)} arrived and left unused.`;
+    return `Since the start: ${count(totals.hits ?? 0)} hits, ${count(totals.late ?? 0)} late, ${count(totals.misses ?? 0)} misses; ${bytes(totals.wasted_bytes ?? 0)} arrived and left unused.`;
   });
 }
 

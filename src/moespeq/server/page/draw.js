@@ -102,8 +102,8 @@ export function steps(plot, values, name, { filled = false } = {}) {
 }
 
 // Bars side by side, of parts on top of each other: parts[index] = [[value, colour], ...].
-export function bars(plot, parts, { gap = 1, most = Infinity } = {}) {
-  const { context } = plot, pitch = Math.min(most, (plot.right - plot.left) / parts.length);
+export function bars(plot, parts, { gap = 1 } = {}) {
+  const { context } = plot, pitch = (plot.right - plot.left) / parts.length;
   parts.forEach((stack, index) => {
     let below = 0;
     for (const [value, name] of stack) {

@@ -1,7 +1,7 @@
 // The passes this tab knows: at most MOST of them, however long it is open. Knows nothing of the page.
 
 const MOST = 480;
-const MOST_SPANS = 32;
+const MOST_SPANS = 16;
 
 export class Passes {
   constructor() { this.forget(); }
