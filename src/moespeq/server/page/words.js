@@ -12,7 +12,7 @@ export function number(value) {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-export const percent = (share) => `${(100 * share).toFixed(share > 0.0005 && share < 0.095 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * share).toFixed(share > 0.0005 && share < 0.095 ? 1 : 0)}\u00a0%`;
 
 export const count = (value) => value.toLocaleString("en-GB");
 
