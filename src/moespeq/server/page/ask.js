@@ -42,7 +42,10 @@ export class AskBox {
         seen.reason = choice.finish_reason ?? seen.reason;
         const piece = choice.text ?? choice.delta?.content ?? "";
         if (piece) this.write(text, piece);
-        if (piece && !seen.first) seen.first = performance.now();
+        if (piece && !seen.first) {
+          seen.first = performance.now();
+          this.parts["answer-says"].textContent = "Answering…";
+        }
       }
       this.show(null, ended(seen, began));
     } catch (error) {
