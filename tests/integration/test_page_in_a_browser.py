@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect, sync_playwright
 
 from moespeq.decode.engine import Engine
+from moespeq.decode.loop import SpeculativeLoop
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.service import Service
 from moespeq.server.serving import HttpServer, listen
@@ -23,7 +25,7 @@ from served import PROMPT
 pytestmark = pytest.mark.browser
 
 CHROMIUM = shutil.which("chromium")
-WAIT_MS = 20_000
+WAIT_MS = 60_000  # bounds a failure only
 CANVASES = ["speed-chart", "depth-chart", "acceptance-chart", "link-chart", "timeline", "experts-chart", "heat"]
 COLOURS_OF = """canvas => {
   const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height), colours = new Set();
@@ -60,6 +62,7 @@ def page_server(engine: Engine, *, port: int = 0, **service: Any) -> Iterator[tu
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed; apt-get install chromium")
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -74,7 +77,7 @@ class Visit:
     complaints: list[str] = field(default_factory=list)
 
     def is_ready(self) -> None:
-        expect(self.page.locator("#status")).to_have_text("ready", timeout=WAIT_MS)
+        expect(self.page.locator("#status")).to_have_text("ready")
 
     def send(self, prompt: str = PROMPT, *, tokens: int = 48) -> None:
         self.page.fill("#prompt", prompt)
@@ -82,7 +85,7 @@ class Visit:
         self.page.click("#send")
 
     def has_ended(self) -> None:
-        expect(self.page.locator("#answer-says")).to_contain_text("ended it", timeout=WAIT_MS)
+        expect(self.page.locator("#answer-says")).to_contain_text("ended it")
 
 
 Open = Callable[..., AbstractContextManager[Visit]]
@@ -135,7 +138,7 @@ def test_a_prompt_is_answered_token_by_token_and_all_charts_fill(visit: Open, ur
         lengths = page.evaluate("window.lengths")
         assert len(lengths) > 3
         assert lengths == sorted(lengths)
-        expect(page.locator("#gain")).not_to_have_text("–", timeout=WAIT_MS)
+        expect(page.locator("#gain")).not_to_have_text("–")
         for name in CANVASES:
             assert page.eval_on_selector(f"#{name}", COLOURS_OF) > 2, name
             assert page.get_attribute(f"#{name}", "aria-label"), name
@@ -170,7 +173,14 @@ def test_the_keyboard_alone_sends_a_prompt_and_reads_the_map(visit: Open, url: s
         expect(seen.page.locator("#heat-cell")).to_contain_text("Layer 1, expert 1:")
 
 
-def test_stop_ends_the_answer_and_frees_the_engine(visit: Open, url: str) -> None:
+def test_stop_ends_the_answer_and_frees_the_engine(visit: Open, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = SpeculativeLoop.propose
+
+    def slowly(self: SpeculativeLoop, *arguments: Any) -> Any:
+        time.sleep(0.2)  # so that the answer is not complete before the click
+        return propose(self, *arguments)
+
+    monkeypatch.setattr(SpeculativeLoop, "propose", slowly)
     with visit(url) as seen:
         seen.is_ready()
         seen.page.select_option("#style", "text")
@@ -178,7 +188,7 @@ def test_stop_ends_the_answer_and_frees_the_engine(visit: Open, url: str) -> Non
         expect(seen.page.locator("#answer")).not_to_be_empty(timeout=WAIT_MS)
         seen.page.click("#stop")
         expect(seen.page.locator("#answer-says")).to_have_text("Stopped.")
-        expect(seen.page.locator("#queue")).to_contain_text("0 running", timeout=WAIT_MS)
+        expect(seen.page.locator("#queue")).to_contain_text("0 running")
         expect(seen.page.locator("#send")).to_be_enabled()
 
 
@@ -186,7 +196,7 @@ def test_what_the_server_refuses_is_said_in_its_words(visit: Open, url: str) -> 
     with visit(url, may_complain=True) as seen:
         seen.is_ready()
         seen.send("apples " * 400)
-        expect(seen.page.locator("#answer-says")).to_contain_text("the context 128", timeout=WAIT_MS)
+        expect(seen.page.locator("#answer-says")).to_contain_text("the context 128")
 
 
 def test_dark_is_the_systems_wish_or_the_persons(visit: Open, url: str) -> None:
@@ -212,10 +222,10 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(visit: Open, url: str) -> N
 
 def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine) -> None:
     with page_server(served_engine, api_key="secret") as (url, _), visit(url, may_complain=True) as seen:
-        expect(seen.page.locator("#status")).to_have_text("wants its API key", timeout=WAIT_MS)
+        expect(seen.page.locator("#status")).to_have_text("wants its API key")
         seen.page.fill("#key", "wrong")
         seen.page.keyboard.press("Enter")
-        expect(seen.page.locator("#key-hint")).to_contain_text("not the server's", timeout=WAIT_MS)
+        expect(seen.page.locator("#key-hint")).to_contain_text("not the server's")
         seen.page.fill("#key", "secret")
         seen.page.keyboard.press("Enter")
         seen.is_ready()
@@ -225,21 +235,21 @@ def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine)
 
 
 def test_a_server_that_is_gone_is_said_to_be_and_its_return_is_noticed(visit: Open, served_engine: Engine) -> None:
-    with page_server(served_engine) as (url, _):
-        opened = visit(url, may_complain=True)
-        seen = opened.__enter__()
-        seen.is_ready()
-        seen.send(tokens=8)
-        seen.has_ended()
-    problem = seen.page.locator("#problem")
-    expect(problem).to_contain_text("The server does not answer", timeout=WAIT_MS)
-    expect(seen.page.locator("#status")).to_have_text("no answer")
-    expect(seen.page.locator("#speed")).not_to_have_text("–")  # its last figures stay
-    with page_server(served_engine, port=int(url.rstrip("/").rpartition(":")[2])):
-        seen.is_ready()
-        expect(problem).to_be_hidden()
-        expect(seen.page.locator("#speed")).to_have_text("–", timeout=WAIT_MS)  # another server, which did nothing yet
-        opened.__exit__(None, None, None)
+    with ExitStack() as tab:
+        with page_server(served_engine) as (url, _):
+            seen = tab.enter_context(visit(url, may_complain=True))
+            speed, problem = seen.page.locator("#speed"), seen.page.locator("#problem")
+            seen.is_ready()
+            seen.send(tokens=8)
+            seen.has_ended()
+            expect(speed).not_to_have_text("–")
+        expect(problem).to_contain_text("The server does not answer")
+        expect(seen.page.locator("#status")).to_have_text("no answer")
+        expect(speed).not_to_have_text("–")  # its last figures stay
+        with page_server(served_engine, port=int(url.rstrip("/").rpartition(":")[2])):
+            seen.is_ready()
+            expect(problem).to_be_hidden()
+            expect(speed).to_have_text("–")  # another server, which did nothing yet
 
 
 def test_a_load_is_shown_with_its_progress(visit: Open, served_engine: Engine) -> None:
@@ -248,9 +258,7 @@ def test_a_load_is_shown_with_its_progress(visit: Open, served_engine: Engine) -
         with visit(url) as seen:
             seen.is_ready()
             service.worker._state = WorkerState.LOADING
-            expect(seen.page.locator("#status")).to_have_text(
-                "loading: base, 3.00 MiB of 8.00 MiB (38 %)", timeout=WAIT_MS
-            )
+            expect(seen.page.locator("#status")).to_have_text("loading: base, 3.00 MiB of 8.00 MiB (38 %)")
             service.worker._state = WorkerState.READY
             seen.is_ready()
 
