@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import re
 from importlib import resources
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from moespeq.decode.engine import Engine
+from moespeq.server.serving import HttpServer
 from moespeq.server.worker import WorkerState
 from served import PROMPT, Client, serve
 
@@ -108,6 +110,15 @@ def test_every_file_is_served_as_it_is_with_its_policy(client: Client, name: str
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_access_log_is_of_requests_and_not_of_looks(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    HttpServer(client.service, log_level="info", grace_s=1)  # configures the loggers
+    for path in ("/live?since=3&experts_since=1", "/v1/models"):
+        logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5", "GET", path, "1.1", 200)
+    logged = capsys.readouterr().err
+    assert "/v1/models" in logged
+    assert "/live" not in logged
 
 
 def test_the_first_page_is_the_index(client: Client) -> None:
