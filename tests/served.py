@@ -58,6 +58,7 @@ def serve(engine: Engine, *, max_waiting: int = 8, api_key: str | None = None) -
     )
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     service = Service(worker, metrics, clock, MODEL, api_key)
+    engine.show(service.history)
     worker.start()
     assert settled.wait(_WAIT_S)
     yield Client(service, create_app(service))

@@ -36,5 +36,5 @@ def test_overlap_is_the_time_in_both(left: list, right: list, expected: float) -
 def test_a_measure_covers_what_happened_since_the_last_one() -> None:
     moves, stalls = [[Move(0, 2), Move(2, 3)], []], [[(1.0, 5.0)], []]
     meter = LinkMeter(lambda: moves.pop(0), lambda: stalls.pop(0))
-    assert meter.measure() == (3, 2, [Move(0, 2), Move(2, 3)], [(1.0, 5.0)])
-    assert meter.measure() == (0, 0, [], [])
+    assert meter.measure() == (3, 2, [Move(0, 2), Move(2, 3)], [(1.0, 5.0)], [(0, 3)])
+    assert meter.measure() == (0, 0, [], [], [])

@@ -107,6 +107,7 @@ def command(
         if state is WorkerState.FAILED:
             server.stop()
         if state is WorkerState.READY:
+            worker.engine.show(service.history)
             if json:
                 print_json({"url": url, "model": service.model_name})
             else:

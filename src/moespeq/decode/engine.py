@@ -26,6 +26,7 @@ from moespeq.decode.loop import Observer, SpeculativeLoop
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.prompt import Prompt, prompt_tokens
 from moespeq.decode.sampling import Sampler
+from moespeq.decode.spectator import Spectator
 from moespeq.decode.stream import GenerationStream
 from moespeq.decode.text import TextStream
 from moespeq.errors import UsageError
@@ -216,6 +217,10 @@ class Engine:
             self._parts.retune(options)
             self._options = options
         shield.raise_pending()
+
+    def show(self, spectator: Spectator) -> None:
+        """Let `spectator` hear of every pass of every text from now on, on the thread that generates."""
+        self._parts.loop.show(spectator)
 
     def close(self) -> None:
         """End a generation that runs, then release threads, files and the records' memory. Calling it twice is allowed.

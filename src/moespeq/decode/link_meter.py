@@ -19,13 +19,14 @@ Span = tuple[float, float]
 
 class LinkUse(NamedTuple):
     """Seconds at least one copy was on the link: in all, and while the target waited with nothing to compute; and the
-    copies and waits themselves.
+    copies and waits themselves. busy: the copies as disjoint spans.
     """
 
     busy_s: float
     stall_busy_s: float
     moves: Sequence[Move] = ()
     stalls: Sequence[Span] = ()
+    busy: Sequence[Span] = ()
 
 
 class LinkMeter:
@@ -38,7 +39,7 @@ class LinkMeter:
         """Since the last call. A copy counts where it ended."""
         moves = self._take_moves()
         busy, stalls = merge([(move.begin_s, move.end_s) for move in moves]), merge(self._take_stalls())
-        return LinkUse(sum(end - begin for begin, end in busy), overlap_s(busy, stalls), moves, stalls)
+        return LinkUse(sum(end - begin for begin, end in busy), overlap_s(busy, stalls), moves, stalls, busy)
 
 
 def merge(spans: Sequence[Span]) -> list[Span]:

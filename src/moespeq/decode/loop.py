@@ -19,6 +19,7 @@ from moespeq.decode.live_tokens import LiveTokens, Reuse
 from moespeq.decode.measures import PrefillMeasures, RoundMeasures, report_of
 from moespeq.decode.prefix_cache import PrefixCache
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
+from moespeq.decode.spectator import PassSeen, Spectator
 from moespeq.decode.statistics import RouteFidelity
 from moespeq.decode.timeline import RoundTimes
 from moespeq.model.runner import OnLayer, Runner
@@ -78,6 +79,7 @@ class SpeculativeLoop:
         self._observer: Observer | None = None
         self._live, self._prefixes = LiveTokens(prefill_rows), prefixes
         self._begun = PrefillMeasures(0.0, residency.counters())
+        self._spectator: Spectator | None = None
         self.fidelity = RouteFidelity()
         self.reused_tok = 0  # of the prompt, in the cache already
 
@@ -112,8 +114,9 @@ class SpeculativeLoop:
         """The first token behind a prefilled prompt, to be committed, and what the prefill moved."""
         begun = self._begun
         assert begun.logits is not None, "a prefill comes first"
-        moved = self._residency.counters().since(begun.counters)
-        report = report_of(RoundMeasures(verify_s=self._clock.now_s() - begun.at_s), 1, moved, self._link.measure())
+        moved, link = self._residency.counters().since(begun.counters), self._link.measure()
+        report = report_of(RoundMeasures(verify_s=self._clock.now_s() - begun.at_s), 1, moved, link)
+        self._tell_spectator(begun.at_s, report, link, is_prefill=True)
         return sampler.accept(begun.logits, self._position + 1, []), report
 
     def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
@@ -134,7 +137,7 @@ class SpeculativeLoop:
         """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
         begin_s = self._clock.now_s()
         times = None if self._observer is None else RoundTimes(self._clock, begin_s)
-        self._round = RoundMeasures(k=self._choose_k(limit_tok), times=times)
+        self._round = RoundMeasures(begin_s=begin_s, k=self._choose_k(limit_tok), times=times)
         if self._round.k:
             self._residency.begin_pass(PassKind.DRAFT_VERIFY, num_draft_steps=self._round.k + 1)
             drafts = self._draft_tokens(sampler)
@@ -165,6 +168,7 @@ class SpeculativeLoop:
         report = report_of(self._round, len(tokens), moved, link)
         self._governor.observe(report)
         self._tell_observer(report, link)
+        self._tell_spectator(self._round.begin_s, report, link, is_prefill=False)
         self._live.add_decoded([self._token, *tokens[:-1]])  # the last one's key is the next round's to write
         self._advance(tokens, sampler)
         return report
@@ -172,6 +176,10 @@ class SpeculativeLoop:
     def use(self, governor: Governor) -> None:
         """Choose depths by `governor` from the next round on."""
         self._governor = governor
+
+    def show(self, spectator: Spectator) -> None:
+        """Let `spectator` hear of every pass from the next one on."""
+        self._spectator = spectator
 
     def forget(self) -> None:
         """Clear what a failed pass left in the cache. Nothing of a sequence is kept."""
@@ -225,6 +233,11 @@ class SpeculativeLoop:
         times.end_s, times.k, times.accepted, times.link = self._clock.now_s(), report.k, report.accepted, link
         routes = [rows[: report.committed] for rows in self._round.target_routes]
         self._observer.hear_commit(self._position, routes, times)
+
+    def _tell_spectator(self, begin_s: float, report: StepReport, link: LinkUse, *, is_prefill: bool) -> None:
+        if self._spectator is not None:
+            seen = PassSeen(begin_s, self._clock.now_s(), is_prefill, report, link, self._residency)
+            self._spectator.hear_pass(seen)
 
     def _advance(self, tokens: Sequence[int], sampler: Sampler) -> None:
         sampler.commit(tokens)

@@ -28,6 +28,7 @@ class PrefillMeasures:
 class RoundMeasures:
     """A round: what it has measured so far."""
 
+    begin_s: float = 0.0
     k: int = 0
     accepted: int = 0
     draft_s: float = 0.0

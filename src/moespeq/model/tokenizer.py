@@ -43,6 +43,11 @@ class Tokenizer:
         text: str = backend.to_str()
         return text
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint says how a conversation becomes a prompt."""
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokens of a plain prompt, with the special tokens the model was trained with unless told otherwise."""
         return self._encode(text, add_special_tokens=add_special_tokens)
@@ -77,7 +82,7 @@ class Tokenizer:
 
         variables: those that this model's template knows beside messages and tools.
         """
-        if not getattr(self._tokenizer, "chat_template", None):
+        if not self.has_chat_template:
             raise UsageError("This model has no chat template; use a plain prompt instead, with `moespeq run`.")
         _check_messages(messages)
         try:

@@ -132,6 +132,10 @@ class Residency:
             stall_s=self._waves.stalls.total_s,
         )
 
+    def standing(self) -> tuple[list[int], list[float]]:
+        """Copies: the records in slots, and for every record a number in the order of how often it was used lately."""
+        return list(self._cache.resident), self._frequency.score.copy()
+
     def take_stalls(self) -> list[tuple[float, float]]:
         """From when to when there was only the link to wait for, in the clock's seconds, since the last call."""
         return self._waves.stalls.take()

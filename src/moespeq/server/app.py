@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from moespeq import __version__
 from moespeq.server.body_limit import BodyLimit
 from moespeq.server.failures import add_error_handlers
+from moespeq.server.page_routes import page_routes
 from moespeq.server.routes import model_routes, state_routes
 from moespeq.server.service import Service
 
@@ -35,6 +36,7 @@ def create_app(service: Service, *, cors_origins: Sequence[str] = ()) -> FastAPI
     app = FastAPI(title="moespeq", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(state_routes(service))
     app.include_router(model_routes(service))
+    app.include_router(page_routes(service))
     add_error_handlers(app)
     app.add_middleware(BodyLimit)
     if cors_origins:

@@ -23,6 +23,7 @@ from moespeq.server.failures import AuthenticationError, UnknownModelError
 from moespeq.server.feed import events_of, server_sent
 from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask
 from moespeq.server.grammar import GrammarCompiler
+from moespeq.server.history import RoundHistory
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.styles import Style
 from moespeq.server.worker import EngineWorker
@@ -78,6 +79,7 @@ class Service:
     model_name: str
     api_key: str | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
+    history: RoundHistory = field(default_factory=RoundHistory)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     def authorize(self, request: Request) -> None:

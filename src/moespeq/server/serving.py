@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -59,6 +60,14 @@ class HttpServer:
 def _logs_on_stderr(log_level: str) -> dict[str, Any]:
     """uvicorn's own and ours; standard output is for programs."""
     config = copy.deepcopy(LOGGING_CONFIG)
-    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    config["handlers"]["access"] |= {"stream": "ext://sys.stderr", "filters": ["without_looks"]}
+    config["filters"] = {"without_looks": {"()": _WithoutLooks}}
     config["loggers"]["moespeq"] = {"handlers": ["default"], "level": log_level.upper(), "propagate": False}
     return config
+
+
+class _WithoutLooks(logging.Filter):
+    """Keeps the live page out of the access log: it looks twice a second."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and str(record.args[2]).startswith("/live?"))
