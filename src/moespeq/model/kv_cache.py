@@ -10,6 +10,7 @@ value is finite and its weight of exactly zero removes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -84,6 +85,11 @@ class SharedCache(Cache):  # type: ignore[misc]
                 if layer.is_initialized:
                     layer.keys.zero_()
                     layer.values.zero_()
+
+    def copies(self, num_tok: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of the first `num_tok` positions, layer by layer, [heads, num_tok, D]."""
+        for layer in self.layers:
+            yield layer.keys[0, :, :num_tok].clone(), layer.values[0, :, :num_tok].clone()
 
     @property
     def num_bytes(self) -> int:

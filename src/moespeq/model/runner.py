@@ -9,7 +9,7 @@ Padded rows (past the k + 1 live ones) repeat the last live token and see what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -107,6 +107,10 @@ class Runner(Protocol):
         """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
         ...
 
+    def keys_and_values(self, num_tok: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each layer, copies of those of the first `num_tok` positions, [heads, num_tok, D]."""
+        ...
+
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
         ...
@@ -152,6 +156,9 @@ class EagerRunner:
     def kv_bytes(self) -> int:
         """Bytes the key/value cache takes so far."""
         return self._cache.num_bytes
+
+    def keys_and_values(self, num_tok: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return self._cache.copies(num_tok)
 
     def forget(self) -> None:
         self._cache.clear()

@@ -70,6 +70,14 @@ class GenerationTask:
         self, engine: Engine, metrics: ServerMetrics, clock: Clock, arrived_s: float
     ) -> Generator[Event, None, None]:
         """Events, each as soon as there is one. On the engine's thread; close it to end early."""
+        try:
+            yield from self._answers(engine, metrics, clock, arrived_s)
+        except Exception as error:
+            metrics.count_failure(error)
+            raise
+        metrics.observe_request(clock.now_s() - arrived_s)
+
+    def _answers(self, engine: Engine, metrics: ServerMetrics, clock: Clock, arrived_s: float) -> Iterator[Event]:
         for number, prompt in enumerate(self.prompts):
             scores: tuple[TokenLogprob, ...] = ()
             if self.echo and self.num_top is not None:
@@ -82,7 +90,6 @@ class GenerationTask:
                     yield ChoiceEnd(index, FinishReason.LENGTH)
                 else:
                     yield from self._answer(engine, prompt, index, metrics, clock, arrived_s)
-        metrics.observe_request(clock.now_s() - arrived_s)
 
     def _answer(
         self,

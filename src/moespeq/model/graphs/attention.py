@@ -67,6 +67,11 @@ class KVStorage:
         """Bytes taken so far."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
 
+    def copies(self, num_tok: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of the first `num_tok` positions, layer by layer, [Akv, num_tok, D]."""
+        for keys, values in self._layers:
+            yield keys[0, :, :num_tok].clone(), values[0, :, :num_tok].clone()
+
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's keys and values [1, Akv, L, D], for passes whose own are shaped as `key` and `value`."""
         if layer == len(self._layers):

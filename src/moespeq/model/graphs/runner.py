@@ -4,7 +4,7 @@ static cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -120,6 +120,9 @@ class GraphRunner:
                 self._prompt_draft.capture(bucket)
         self._prefill.warm_up()
         self._prompt.capture()
+
+    def keys_and_values(self, num_tok: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._storage.copies(num_tok)
 
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
