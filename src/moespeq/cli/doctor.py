@@ -130,7 +130,7 @@ def _self_test(model: str | None, load_options: dict[str, Any]) -> Iterator[Find
 
     from moespeq.cli.console import progress_bar
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
-    from moespeq.doctor.findings import problem, skipped
+    from moespeq.doctor.findings import problem
     from moespeq.doctor.self_test import run_self_test
     from moespeq.doctor.self_test_checks import check_self_test
     from moespeq.errors import MoespeqError
@@ -141,9 +141,6 @@ def _self_test(model: str | None, load_options: dict[str, Any]) -> Iterator[Find
             test = run_self_test(model or MODEL_FOLDER, read_questions(1)[0].prompt, progress=bar, **load_options)
     except MoespeqError as error:
         yield problem("self-test", str(error), "the model cannot be loaded here", f"moespeq plan {command}")
-        return
-    if test is None:
-        yield skipped("self-test", "the base does not fit and nothing is drafted; give more --device-memory")
         return
     yield from check_self_test(test, command)
 

@@ -22,6 +22,8 @@ _MOST_WRONG_ROUTES = 0.25
 _MOST_ECHO_GAP = 0.5  # nats of one token: rounding of bf16 moves it by hundredths
 _MOST_PLAIN_SHARE = 0.5
 _LEAST_ROUNDS = 16
+_LITTLE_WAITING = 0.15
+_MUCH_LINK = 0.8
 
 
 def check_decoding(signals: Signals) -> Iterator[Finding]:
@@ -36,7 +38,7 @@ def check_decoding(signals: Signals) -> Iterator[Finding]:
 def _acceptance(signals: Signals) -> Finding:
     name, seen = "acceptance", signals.acceptance
     if seen.drafts < _LEAST_DRAFTS:
-        return skipped(name, f"{seen.drafts} drafts in {signals.source}; {_LEAST_DRAFTS} or more say something")
+        return skipped(name, f"{signals.source}: drafts {seen.drafts}, and {_LEAST_DRAFTS} or more say something")
     told = (
         f"the first token of {seen.first_share:.0%} of {seen.drafts} drafts was kept, "
         f"{seen.accepted_tok / seen.drafted_tok:.0%} of {seen.drafted_tok} drafted tokens"
@@ -57,7 +59,7 @@ def _kv_consistency(signals: Signals) -> Finding:
         return problem(name, told, "keys and values of decoded tokens are not those of their text", report)
     in_rounds, on_text = signals.kept_in_rounds, signals.kept_on_text
     if in_rounds is None or on_text is None:
-        reason = signals.echo_refusal or f"{signals.source} does not tell"
+        reason = signals.echo_refusal or f"{signals.source} has no text of 48 tokens to compare with"
         return skipped(name, f"{reason}; `moespeq doctor {quote(signals.model)}` compares caches")
     told = f"{in_rounds:.0%} of drafted tokens were kept in rounds, {on_text:.0%} along the finished text"
     if in_rounds >= on_text - _MOST_FALL:
@@ -68,7 +70,9 @@ def _kv_consistency(signals: Signals) -> Finding:
 def _base_calibration(signals: Signals) -> Finding:
     name, routes = "base calibration", signals.routes
     if routes is None or not routes.total:
-        return skipped(name, f"{signals.source} counts no routes; `moespeq doctor {quote(signals.model)}` does")
+        return skipped(
+            name, f"no routes were counted; `moespeq doctor {quote(signals.model)}` looks at the base itself"
+        )
     told = f"the draft foretold another expert in {routes.wrong_share:.1%} of {routes.total} routes"
     if routes.wrong_share <= _MOST_WRONG_ROUTES:
         return fine(name, told)
@@ -80,7 +84,7 @@ def _base_calibration(signals: Signals) -> Finding:
 def _workload_shift(signals: Signals) -> Finding:
     name, now, before = "workload shift", signals.recent, signals.before
     if before is None or now is None or min(before.drafts, now.drafts) < _LEAST_DRAFTS:
-        return skipped(name, f"{signals.source} has too few drafts before and now to compare")
+        return skipped(name, f"{signals.source}: too few drafts, or none before, to compare")
     then = f"{before.first_share:.0%} of {before.drafts} before"
     told = f"{now.first_share:.0%} of {now.drafts} drafts began well now, {then}"
     if before.first_share - now.first_share <= max(_MOST_FALL, _STANDARD_ERRORS * _error(before, now)):
@@ -101,17 +105,21 @@ def _pays(signals: Signals) -> Finding:
     if signals.k_asked == 0:
         return fine(name, "k = 0 was asked for")
     if signals.rounds < _LEAST_ROUNDS:
-        return skipped(name, f"{signals.rounds} rounds in {signals.source}; {_LEAST_ROUNDS} or more say something")
+        return skipped(name, f"{signals.source}: rounds {signals.rounds}, and {_LEAST_ROUNDS} or more say something")
     share = signals.plain_rounds / signals.rounds
     told = f"{share:.0%} of {signals.rounds} rounds drafted nothing (k = 0)"
     if share <= _MOST_PLAIN_SHARE:
         return fine(name, told)
     if signals.acceptance.drafts and signals.acceptance.first_share < _LEAST_FIRST_SHARE:
         cause = "few drafted tokens are kept"
-    elif signals.link_busy_s is not None and signals.link_busy_s > 0.8 * signals.pass_s:
+    elif signals.link_busy_s is not None and signals.link_busy_s > _MUCH_LINK * signals.pass_s:
         cause = "the link is busy already, and verifying more tokens at once asks for more experts"
+    elif signals.pass_s > 0 and signals.stall_s <= _LITTLE_WAITING * signals.pass_s:
+        cause = (
+            f"passes wait for the link {signals.stall_s / signals.pass_s:.0%} of their time: a draft has little to hide"
+        )
     else:
-        cause = "a draft step takes about as long as a plain round saves: nearly all experts are resident, or none"
+        cause = "a round of several tokens takes longer than they are worth: slow draft steps, or many experts to fetch"
     plan = f"moespeq plan {quote(signals.model)}"
     remedy = f"{plan} says what would help; --base-memory 0 --k 0 gives the base's memory to slots"
     return warning(name, told, cause, remedy)

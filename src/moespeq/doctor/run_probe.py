@@ -10,8 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from moespeq.doctor.self_test import acceptance_of
-from moespeq.doctor.signals import RouteCounts, Signals
+from moespeq.doctor.signals import Acceptance, RouteCounts, Signals
 from moespeq.errors import UsageError
 from moespeq.replay import RoutingTrace
 from moespeq.replay.route_match import Match, match_of
@@ -58,9 +57,9 @@ def signals_of_run(values: Any, model: str | None, name: str) -> Signals:
         model=model or "MODEL",
         rounds=len(drafted),
         plain_rounds=drafted.count(0),
-        acceptance=acceptance_of(drafted, accepted),
-        before=acceptance_of(drafted[:half], accepted[:half]),
-        recent=acceptance_of(drafted[half:], accepted[half:]),
+        acceptance=Acceptance.of(drafted, accepted),
+        before=Acceptance.of(drafted[:half], accepted[:half]),
+        recent=Acceptance.of(drafted[half:], accepted[half:]),
         hits=int(counts["hits"]),
         late=int(counts["late"]),
         misses=int(counts["misses"]),
@@ -100,9 +99,9 @@ def signals_of_trace(trace: RoutingTrace, model: str | None, name: str) -> Signa
         model=model or header.model,
         rounds=len(rounds),
         plain_rounds=drafted.count(0),
-        acceptance=acceptance_of(drafted, accepted),
-        before=acceptance_of(drafted[:half], accepted[:half]),
-        recent=acceptance_of(drafted[half:], accepted[half:]),
+        acceptance=Acceptance.of(drafted, accepted),
+        before=Acceptance.of(drafted[:half], accepted[:half]),
+        recent=Acceptance.of(drafted[half:], accepted[half:]),
         hits=sum(one.hits for one in rounds),
         late=sum(one.late for one in rounds),
         misses=sum(one.misses for one in rounds),

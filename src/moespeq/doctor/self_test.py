@@ -25,7 +25,7 @@ from moespeq.doctor.base_probe import BaseFacts, probe_base
 from moespeq.doctor.signals import Acceptance, RouteCounts
 from moespeq.prepare import ProgressSink, is_store, prepare_cached, resolve_source
 
-__all__ = ["SelfTest", "acceptance_of", "run_self_test"]
+__all__ = ["SelfTest", "run_self_test"]
 
 _NEW_TOK = 48
 _K = 8
@@ -55,16 +55,14 @@ class SelfTest:
 
 def run_self_test(
     model: str | Path, prompt: str | Sequence[int], *, progress: ProgressSink | None = None, **options: Any
-) -> SelfTest | None:
-    """Load `model`, generate, and compare; None where an engine of these options never drafts.
+) -> SelfTest:
+    """Load `model`, with a part of its base where all does not fit, generate, and compare.
 
     options: those of `load`. Raises what loading raises.
     """
     store = prepare_cached(model, device=options.get("device", "auto"), progress=progress)
     source = resolve_source(model)
     with load(store, progress=progress, ctx_size=_CONTEXT_TOK, k=_K, **options) as engine:
-        if not engine.options.has_draft:
-            return None
         tokens = engine.encode(prompt)
         drafted, drafted_kv = _generate(engine, tokens)
         engine.retune(k=0)
@@ -79,7 +77,7 @@ def run_self_test(
             num_layers=len(plain_kv),
             kv_differing=sum(not _are_equal(ours, theirs) for ours, theirs in zip(drafted_kv, plain_kv, strict=True)),
             prefill_gap=max(_gap(ours, theirs) for ours, theirs in zip(plain_kv, prefilled_kv, strict=True)),
-            acceptance=acceptance_of(drafted.stats.k_per_round, drafted.stats.accepted_per_round),
+            acceptance=Acceptance.of(drafted.stats.k_per_round, drafted.stats.accepted_per_round),
             routes=_routes(drafted.stats),
             base=probe_base(store, None if is_store(source) else source),
         )
@@ -128,17 +126,6 @@ def _gap(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
         for parts in ([one - other for one, other in zip(ours, theirs, strict=True)], theirs)
     )
     return float((distance / size.clamp_min(torch.finfo(torch.float32).tiny)).median())
-
-
-def acceptance_of(drafted: Sequence[int], accepted: Sequence[int]) -> Acceptance:
-    """Of rounds; those that drafted nothing do not count."""
-    rounds = [(k, kept) for k, kept in zip(drafted, accepted, strict=True) if k]
-    return Acceptance(
-        drafts=len(rounds),
-        drafted_tok=sum(k for k, _ in rounds),
-        accepted_tok=sum(kept for _, kept in rounds),
-        first_accepted=sum(kept > 0 for _, kept in rounds),
-    )
 
 
 def _routes(stats: GenerationStats) -> RouteCounts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -29,11 +29,12 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _OURS = "moespeq:"
 
 
+@dataclass(frozen=True, slots=True)
 class Watched:
     """What was seen of a server."""
 
-    def __init__(self, health: Finding, signals: Signals) -> None:
-        self.health, self.signals = health, signals
+    health: Finding
+    signals: Signals
 
 
 def is_local(url: str) -> bool:
@@ -120,6 +121,8 @@ def _complete(client: httpx.Client, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(answer: httpx.Response) -> Any:
     """Raises ValueError with the server's own sentence where it refused."""
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise ValueError("give the server's --api-key")
     body = answer.json()
     if answer.is_error:
         raise ValueError(body["error"]["message"].rstrip("."))

@@ -5,7 +5,7 @@ None: this source does not say. Sums are over the window that was watched, or wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["Acceptance", "QueueState", "RouteCounts", "Signals"]
@@ -24,6 +24,17 @@ class Acceptance:
     def first_share(self) -> float:
         """Of drafts whose first token was kept; 0 without any."""
         return self.first_accepted / self.drafts if self.drafts else 0.0
+
+    @classmethod
+    def of(cls, drafted: Sequence[int], accepted: Sequence[int]) -> Acceptance:
+        """Of rounds; those that drafted nothing do not count."""
+        rounds = [(k, kept) for k, kept in zip(drafted, accepted, strict=True) if k]
+        return cls(
+            drafts=len(rounds),
+            drafted_tok=sum(k for k, _ in rounds),
+            accepted_tok=sum(kept for _, kept in rounds),
+            first_accepted=sum(kept > 0 for _, kept in rounds),
+        )
 
     def since(self, earlier: Acceptance) -> Acceptance:
         """What came after `earlier`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moespeq.doctor.signals import Acceptance, QueueState, Signals
+from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts, Signals
 
 __all__ = ["Snapshot", "signals_between"]
 
@@ -22,6 +22,7 @@ class Snapshot:
     totals: Mapping[str, float]
     engine: Mapping[str, str]
     failures: Mapping[str, int]
+    routes: Mapping[str, int]
     plain_rounds: int
     first_accepted: int
 
@@ -37,6 +38,7 @@ class Snapshot:
             failures={
                 labels["reason"]: int(value) for name, labels, value in samples if name == "request_failure_total"
             },
+            routes={labels["match"]: int(value) for name, labels, value in samples if name == "draft_routes_total"},
             plain_rounds=int(_labelled(samples, "spec_depth_bucket", "le", "0.0")),
             first_accepted=int(_labelled(samples, "spec_decode_num_accepted_tokens_per_pos_total", "position", "0")),
         )
@@ -94,6 +96,7 @@ def signals_between(first: Snapshot, second: Snapshot, watch_s: float) -> Signal
         draft_s=moved("draft_seconds_sum"),
         stall_s=moved("expert_stall_seconds_sum"),
         link_busy_s=moved("link_busy_seconds_total"),
+        routes=_routes(origin, second),
         record_bytes=_number(second.engine.get("record_bytes")),
         device=second.engine.get("device"),
         k_asked=0 if second.engine.get("k") == "0" else second.engine.get("k"),
@@ -101,6 +104,12 @@ def signals_between(first: Snapshot, second: Snapshot, watch_s: float) -> Signal
         queue=_queue(first, second),
         failures=second.failures,
     )
+
+
+def _routes(first: Snapshot, second: Snapshot) -> RouteCounts:
+    """Counted when an answer is complete."""
+    counts = {match: count - first.routes.get(match, 0) for match, count in second.routes.items()}
+    return RouteCounts(sum(counts.values()), counts.get("wrong", 0))
 
 
 def _queue(first: Snapshot, second: Snapshot) -> QueueState:

@@ -36,7 +36,7 @@ def _waiting(signals: Signals) -> Finding:
     """Whether passes wait for the link, and whether it was busy then."""
     name = "link use"
     if signals.pass_s <= 0:
-        return skipped(name, f"{signals.source} decoded nothing")
+        return skipped(name, f"{signals.source}: nothing was decoded")
     stalled = signals.stall_s / signals.pass_s
     told = f"passes waited for experts {stalled:.0%} of their time"
     if signals.link_busy_s is None:
@@ -60,7 +60,7 @@ def _waiting(signals: Signals) -> Finding:
 def _window(signals: Signals) -> Finding:
     name = "lookahead window"
     if not signals.asked:
-        return skipped(name, f"{signals.source} asked for no expert")
+        return skipped(name, f"{signals.source}: no expert was asked for")
     share = signals.misses / signals.asked
     window = "all steps" if signals.lookahead_tok is None else f"{signals.lookahead_tok} steps"
     told = f"{signals.hits} hits, {signals.late} late, {signals.misses} misses ({share:.0%}); fetched for: {window}"
@@ -78,7 +78,9 @@ def _window(signals: Signals) -> Finding:
 def _copies(signals: Signals) -> Finding:
     name = "copy sizes"
     if signals.record_bytes is None:
-        return skipped(name, f"{signals.source} does not tell how large a copy is")
+        return skipped(
+            name, f"{signals.source} does not tell how large a copy is; a trace of `moespeq trace record` does"
+        )
     told = f"{format_bytes(signals.record_bytes)} a copy"
     if signals.device == "cpu":
         return fine(name, f"{told}, from the disk")
@@ -93,7 +95,7 @@ def _copies(signals: Signals) -> Finding:
 def _rate(signals: Signals, profile_bytes_per_s: float | None) -> Finding:
     name = "link rate"
     if not signals.link_busy_s or not signals.link_bytes:
-        return skipped(name, f"{signals.source} does not tell how long the link moved bytes")
+        return skipped(name, f"{signals.source}: the link moved nothing")
     rate = signals.link_bytes / signals.link_busy_s
     told = f"{rate / 1e9:.2f} GB/s while it moved bytes"
     if profile_bytes_per_s is None:

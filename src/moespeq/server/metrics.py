@@ -45,6 +45,9 @@ class ServerMetrics:
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by position.", ("position",)
         )
+        self._routes = self._counter(
+            "draft_routes", "Routes that the draft foretold: exact, same_set, wrong.", ("match",)
+        )
         self._depth = Histogram(
             "moespeq:spec_depth", "Tokens drafted a round.", buckets=_DEPTHS, registry=self._registry
         )
@@ -94,6 +97,8 @@ class ServerMetrics:
         """An answer is complete."""
         self._finished.labels(result.finish_reason.value).inc()
         self._wasted_bytes.inc(result.stats.wasted_bytes)
+        for match, count in result.stats.routes.to_json().items():
+            self._routes.labels(match).inc(count)
 
     def count_failure(self, error: Exception) -> None:
         """The engine failed a request, for want of memory or by a fault; a wrong request is its client's failure."""
