@@ -7,6 +7,7 @@ the link is read right behind the copies.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -113,7 +114,8 @@ def _card_state(nvml: Any, card: Any) -> CardState:
 
 def _processes(nvml: Any, card: Any) -> list[Process]:
     running = _asked(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, card) or []
-    return [Process(one.pid, _name_of(nvml, one.pid), one.usedGpuMemory) for one in running]
+    others = [one for one in running if one.pid != os.getpid()]
+    return [Process(one.pid, _name_of(nvml, one.pid), one.usedGpuMemory) for one in others]
 
 
 def _name_of(nvml: Any, pid: int) -> str:
