@@ -162,6 +162,18 @@ def test_a_server_that_is_not_ready_is_told(status: dict[str, Any], severity: Se
     assert "being loaded" in watched.signals.echo_refusal
 
 
+def test_a_queue_that_is_too_long_is_not_waited_for() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            raise httpx.ReadTimeout("timed out")
+        return httpx.Response(
+            200, **({"text": METRICS} if "metrics" in request.url.path else {"json": {"status": "ok"}})
+        )
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://busy") as busy:
+        assert watch(busy).signals.echo_refusal == "a test request was not answered in 60 s"
+
+
 @pytest.mark.parametrize(
     ("health", "metrics"),
     [

@@ -41,7 +41,7 @@ def test_a_healthy_run_has_nothing_but_ok() -> None:
         ("lookahead window", {"misses": 500}, WARNING, "500 misses", "moespeq doctor org/name"),
         ("lookahead window", {"misses": 500, "lookahead_tok": 2}, WARNING, "2 steps", "leave --lookahead out"),
         ("copy sizes", {"record_bytes": 50e3}, WARNING, "48.83 KiB", "moespeq plan org/name"),
-        ("link rate", {"link_busy_s": 50.0}, WARNING, "30.00 by the profile", "--host-memory"),
+        ("link rate", {"link_busy_s": 50.0}, WARNING, "30 by the profile", "--host-memory"),
         ("wasted bytes", {"wasted_bytes": 50 * GIB}, WARNING, "(50%)", "--lookahead"),
         ("out of memory", {"failures": {"out_of_memory": 3}}, PROBLEM, "3 requests", "--bits 3"),
         ("queue", {"queue": QueueState(20, 1, 1.0)}, WARNING, "20 waiting", "--max-waiting"),

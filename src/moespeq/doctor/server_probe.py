@@ -23,7 +23,7 @@ from moespeq.errors import UsageError
 __all__ = ["Watched", "is_local", "watch_server"]
 
 _TIMEOUT_S = 10.0
-_ANSWER_TIMEOUT_S = 300.0
+_ANSWER_TIMEOUT_S = 60.0  # of a busy server's queue no more than this is waited for
 _ANSWER_TOK = 32
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _OURS = "moespeq:"
@@ -110,6 +110,8 @@ def _echo_gap(client: httpx.Client, prompt: str) -> tuple[float | None, str | No
         answer = _complete(client, asked | {"prompt": prompt, "max_tokens": _ANSWER_TOK, "ignore_eos": True})
         echoed = _complete(client, asked | {"prompt": prompt + answer["text"], "max_tokens": 0, "echo": True})
         return _largest_gap(answer["logprobs"], echoed["logprobs"], len(prompt)), None
+    except httpx.TimeoutException:
+        return None, f"a test request was not answered in {_ANSWER_TIMEOUT_S:g} s"
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         return None, f"a test request was refused ({str(error) or type(error).__name__})"
 

@@ -97,13 +97,13 @@ def _rate(signals: Signals, profile_bytes_per_s: float | None) -> Finding:
     if not signals.link_busy_s or not signals.link_bytes:
         return skipped(name, f"{signals.source}: the link moved nothing")
     rate = signals.link_bytes / signals.link_busy_s
-    told = f"{rate / 1e9:.2f} GB/s while it moved bytes"
+    told = f"{rate / 1e9:.3g} GB/s while it moved bytes"
     if profile_bytes_per_s is None:
         return skipped(name, f"{told}; `moespeq profile` measures what it could be")
-    told = f"{told}, {profile_bytes_per_s / 1e9:.2f} by the profile"
+    told = f"{told}, {profile_bytes_per_s / 1e9:.3g} by the profile"
     if rate >= _LEAST_RATE_SHARE * profile_bytes_per_s:
         return fine(name, told)
-    cause = "records from the disk instead of host memory, copies that are not pinned, or somebody else on the link"
+    cause = "a --link-bandwidth, records from the disk, copies that are not pinned, or somebody else on the link"
     return warning(name, told, cause, "give more --host-memory; pinning and PCIe link are checked above")
 
 
