@@ -12,7 +12,7 @@ import pytest
 
 from moespeq.api import load
 from moespeq.decode.planning import StoreSizes
-from moespeq.errors import CheckpointError, UnsupportedModelError
+from moespeq.errors import CheckpointError, UnsupportedModelError, UsageError
 from moespeq.forecast import plan_model
 from moespeq.forecast.sizes import CheckpointSizes, FewerBits
 from moespeq.nested import BaseFormat, Layout
@@ -89,12 +89,57 @@ def test_what_does_not_fit_is_told_what_is_missing_and_every_way_that_fits_does(
     assert report.plan is None
     assert report.refusal is not None
     assert "too small" in report.refusal
-    assert {way.is_enough for way in report.ways} == {True, False}
+    assert report.ways
     for way in report.ways:
-        context = int(way.options.rsplit(" ", 1)[1])
-        mode = "on_demand" if "on_demand" in way.options else "speculative"
-        again = plan_model(tiny_store, **small, ctx_size=context, mode=mode)
+        again = plan_model(tiny_store, **small | asked_by(way.options))
         assert (again.plan is not None) == way.is_enough
+
+
+def asked_by(options: str) -> dict[str, Any]:
+    """`--ctx-size 256` as keywords."""
+    words = options.split()
+    named = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {name: int(value) if value.isdigit() else value for name, value in named.items()}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"device": "cpu", "device_memory": "890KiB"},
+        {"device": "cpu", "device_memory": "100KiB"},
+        {"device": "cpu", "host_memory": "4TiB"},
+        {"device": "cpu", "device_memory": "1100KiB", "k": 4, "base_memory": "700KiB"},
+        {"device": "cuda", "device_memory": "1060MiB", "k": 32},
+        {"device": "cuda", "device_memory": "100MiB"},
+    ],
+)
+def test_every_way_to_fit_is_true_when_it_is_tried(described: Path, asked: dict[str, Any]) -> None:
+    report = plan_model(described, **asked)
+    assert report.plan is None
+    assert report.ways
+    assert len({way.is_enough for way in report.ways}) == 1
+    for way in report.ways:
+        again = plan_model(described, **asked | asked_by(way.options))
+        assert (again.plan is not None) == way.is_enough, way
+        if again.plan is not None:
+            assert way.has_draft == (again.plan.num_bases > 0 and again.options.k != 0), way
+
+
+def test_more_than_is_free_is_answered_with_what_is_free(tiny_store: Path) -> None:
+    host = plan_model(tiny_store, device="cpu", host_memory="4TiB").ways
+    assert "--host-memory 0" in [way.options for way in host]
+
+
+def test_a_gpu_that_is_not_here_needs_its_memory(described: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moespeq.decode.planning.require_gpu", no_gpu)
+    with pytest.raises(
+        UsageError, match=r"^No GPU here; or give --device-memory to plan for a GPU that is not here\.$"
+    ):
+        plan_model(described, device="cuda")
+
+
+def no_gpu() -> None:
+    raise UsageError("No GPU here.")
 
 
 def test_a_gpu_that_is_not_here_can_be_planned_for(described: Path) -> None:
@@ -120,7 +165,7 @@ def test_the_command_shows_every_size_with_its_reason(cli: Cli, described: Path)
     assert code == 0
     for name in ("dense weights", "INT4 base", "KV cache", "logits", "expert slots", "host memory", "disk"):
         assert any(line.strip().startswith(name) for line in out.splitlines()), name
-    for words in ("what auto became", "sharing saves", "what would help most", "at most about"):
+    for words in ("what auto became", "sharing saves", "what would help most", "at most, what the link", "hits"):
         assert words in out
 
 
@@ -141,4 +186,4 @@ def test_what_does_not_fit_ends_with_2_and_ways_on_stdout(cli: Cli, tiny_store: 
     if extra:
         assert json.loads(out)["ways"][0]["least_bytes"] > 600 << 10
     else:
-        assert "what takes less" in out
+        assert "what fits" in out

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from moespeq.hardware.memory import available_host_bytes
+from moespeq.hardware.memory import available_host_bytes, host_limit_bytes, oom_kills
 
 GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
 def _roomy_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB, total=128 * GIB))
 
 
 def group(folder: Path, **figures: int | str) -> Path:
@@ -94,3 +94,21 @@ def test_an_unreadable_figure_leaves_it_to_the_system(tmp_path: Path, damage: st
 
 def test_this_machine_has_memory() -> None:
     assert available_host_bytes() > 0
+
+
+def test_the_smallest_limit_is_found_and_one_that_binds_nothing_is_none(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/jobs/7\n")
+    group(tmp_path / "jobs" / "7", memory_max=2 * GIB)
+    group(tmp_path / "jobs", memory_max="max")
+    assert host_limit_bytes(tmp_path, own) == 2 * GIB
+    group(tmp_path / "jobs" / "7", memory_max=999 * GIB)
+    assert host_limit_bytes(tmp_path, own) is None
+
+
+def test_processes_that_the_kernel_ended_for_memory_are_counted(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/\n")
+    assert oom_kills(tmp_path, own) == 0
+    group(tmp_path, memory_events="low 0\noom 3\noom_kill 2\n")
+    assert oom_kills(tmp_path, own) == 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import StringIO
 from typing import Any
 
 from rich.console import Console
@@ -20,18 +21,37 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
-__all__ = ["Bar", "err", "out", "print_json", "progress_bar", "token_bar"]
+__all__ = ["Bar", "busy", "err", "out", "print_json", "print_table", "progress_bar", "token_bar"]
 
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+
+_UNBOUNDED_CHARS = 10_000  # no line of ours is as long
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+def print_table(table: Table) -> None:
+    """Its cells wrapped to a terminal's width; elsewhere a line a row, however long, for what searches in it."""
+    if out.is_terminal:
+        out.print(table, soft_wrap=False)
+    else:
+        text = StringIO()
+        Console(file=text, width=_UNBOUNDED_CHARS).print(table)
+        for line in text.getvalue().splitlines():
+            out.print(line.rstrip())
+
+
+def busy(what: str) -> AbstractContextManager[object]:
+    """A line that moves on stderr while the block runs, on a terminal."""
+    return err.status(what) if err.is_terminal else nullcontext()
 
 
 class Bar:

@@ -19,7 +19,20 @@ __all__ = ["app", "run"]
 EXIT_ERROR = 2
 EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
 _SHOWN_CHARS = 100  # of a path that the system refused
-COMMANDS = ("run", "chat", "serve", "prepare", "verify", "export", "info", "plan", "profile", "ablation", "demo")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "prepare",
+    "verify",
+    "export",
+    "info",
+    "plan",
+    "doctor",
+    "profile",
+    "ablation",
+    "demo",
+)
 TRACE_COMMANDS = ("record", "show", "replay")
 
 app = typer.Typer(

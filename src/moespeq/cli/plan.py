@@ -38,8 +38,8 @@ def command(
 
     Example: moespeq plan org/name --device cuda --device-memory 24GiB
     """
-    from moespeq.cli.console import out, print_json
-    from moespeq.cli.plan_text import json_of, lines_of
+    from moespeq.cli.console import print_json
+    from moespeq.cli.plan_text import json_of, print_plan
     from moespeq.forecast import plan_model
 
     asked: dict[str, Any] = {
@@ -60,7 +60,6 @@ def command(
     if json:
         print_json(json_of(report))
     else:
-        for line in lines_of(report):
-            out.print(line)
+        print_plan(report)
     if report.plan is None:
         raise typer.Exit(EXIT_NO_FIT)

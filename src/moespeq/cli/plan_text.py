@@ -4,111 +4,140 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
+from rich.table import Table
+
+from moespeq.cli.console import out, print_table
 from moespeq.config import format_at_least, format_bytes
 from moespeq.forecast import PlanReport
+from moespeq.forecast.fitting import WayToFit
 from moespeq.plan import MemoryPlan
 from moespeq.plan.sharing import Sharing
-from moespeq.plan.speed import Speed
 
-__all__ = ["json_of", "lines_of"]
+__all__ = ["json_of", "print_plan"]
 
-_NAME_WIDTH, _SIZE_WIDTH = 18, 12
-
-
-def lines_of(report: PlanReport) -> Iterator[str]:
-    """Title, then the plan and what follows from it, or why there is none and what would fit."""
-    yield f"{report.model}, by {report.source}"
-    if report.plan is None:
-        yield from _refusal(report)
-        return
-    plan = report.plan
-    yield ""
-    yield from _memory(plan)
-    yield _line(
-        "host memory", plan.host_bytes, plan.reasons.get("host_memory", "as asked for, at most what the records take")
-    )
-    yield _line("disk", report.disk_bytes, "the store: dense weights, base and records")
-    yield ""
-    yield "what auto became"
-    shown = (*_DECIDED, *(name for name in plan.reasons if name not in (*_DECIDED, *_ELSEWHERE)))
-    yield from (f"  {name:<{_NAME_WIDTH - 2}}{plan.reasons[name]}" for name in shown if name in plan.reasons)
-    yield ""
-    yield from _speed(report, report.speed)
-    if report.sharing is not None:
-        yield from _sharing(report.sharing)
-    yield from _helps(report)
-
-
+_Row = tuple[str, str, str]
+"""A figure's name, the figure, and what it follows from."""
 _DECIDED = ("device", "device_memory", "records", "ctx_size", "rows", "k", "k_max")
 _ELSEWHERE = ("base", "num_slots", "host_memory")  # shown beside their sizes
 
 
-def _line(name: str, num_bytes: int, reason: str) -> str:
+def print_plan(report: PlanReport) -> None:
+    """Title, then the plan and what follows from it, or why there is none and what would fit."""
+    out.print(f"{report.model}, by {report.source}")
+    out.print()
+    if report.plan is None:
+        _print_refusal(report)
+        return
+    plan = report.plan
+    _print_rows([*_memory(plan), *_elsewhere(report, plan)])
+    out.print()
+    out.print("what auto became")
+    shown = (*_DECIDED, *(name for name in plan.reasons if name not in (*_DECIDED, *_ELSEWHERE)))
+    _print_rows([(f"  {name}", "", plan.reasons[name]) for name in shown if name in plan.reasons])
+    out.print()
+    _print_rows([*_speed(report), *_sharing(report.sharing)])
+    _print_helps(report)
+
+
+def _print_rows(rows: list[_Row]) -> None:
+    """Names, figures and reasons below each other; the middle column is left out where there are no figures."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    has_figures = any(figure for _, figure, _ in rows)
+    if has_figures:
+        table.add_column(no_wrap=True, justify="right")
+    table.add_column()
+    for name, figure, reason in rows:
+        table.add_row(*((name, figure, reason) if has_figures else (name, reason)))
+    print_table(table)
+
+
+def _line(name: str, num_bytes: int, reason: str) -> _Row:
     size = format_bytes(num_bytes)
-    return f"{name:<{_NAME_WIDTH}}{size:>{_SIZE_WIDTH}}  {reason.removeprefix(size).lstrip(':, ')}"
+    return name, size, reason.removeprefix(size).lstrip(":, ")
 
 
-def _memory(plan: MemoryPlan) -> Iterator[str]:
-    yield _line("device memory", plan.total_bytes, f"of {format_bytes(plan.budget_bytes)} on {plan.reasons['device']}")
+def _memory(plan: MemoryPlan) -> Iterator[_Row]:
+    yield _line("device memory", plan.total_bytes, f"of {format_bytes(plan.budget_bytes)} on {plan.device}")
     yield _line("  dense weights", plan.dense_bytes, "embeddings, attention, norms, routers, shared experts")
     yield _line("  INT4 base", plan.base_bytes, plan.reasons.get("base", "on demand nothing is drafted"))
-    yield _line("  KV cache", plan.kv_bytes, f"{plan.context_tok} tokens, draft and target share it")
+    shared = "draft and target share it" if plan.num_bases else "of the target"
+    yield _line("  KV cache", plan.kv_bytes, f"{plan.context_tok} tokens, {shared}")
+    yield _line("  workspace", plan.workspace_bytes, "together:")
     for figure in plan.workspace:
-        yield _line(f"  {figure.name}", figure.num_bytes, figure.reason)
-    slots = f"{plan.num_slots} of {format_bytes(plan.slot_bytes)}: {plan.reasons['num_slots']}"
+        yield _line(f"    {figure.name}", figure.num_bytes, figure.reason)
+    slots = f"{plan.reasons['num_slots']}, {format_bytes(plan.slot_bytes)} each"
     yield _line("  expert slots", plan.slots_bytes, slots)
 
 
-def _speed(report: PlanReport, speed: Speed | None) -> Iterator[str]:
+def _elsewhere(report: PlanReport, plan: MemoryPlan) -> Iterator[_Row]:
+    reason = plan.reasons.get("host_memory", "as asked for, at most what the records take")
+    yield _line("host memory", plan.host_bytes, reason)
+    yield _line("disk", report.disk_bytes, "the store: dense weights, base and records")
+
+
+def _speed(report: PlanReport) -> Iterator[_Row]:
+    speed = report.speed
+    alike = "or more of the experts a pass asks for" if report.hit_share < 1.0 else "every expert is resident"
+    yield "hits", f"{report.hit_share:.0%}", f"{alike}: reckoned as if all were used alike"
     if speed is None:
-        assert report.plan is not None
-        if report.options.records == "mixed":
-            yield "speed: unknown, for nobody knows how often a draft agrees that has a part of its base"
-        else:
-            yield f"speed: unknown; `moespeq profile {report.model}` measures, or give --link-bandwidth"
+        yield "tokens/s", "unknown", _why_unknown(report)
         return
+    committed = f"{speed.committed_per_round:.1f} tokens a round if drafts are accepted as on trained models"
+    yield "k", str(speed.k), committed if speed.k else "plain decoding"
     bytes_per_s = 1.0 / speed.s_per_byte
     rate = f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
-    yield f"hits              {speed.hit_share:.0%} or more of the experts a pass asks for: as if all were used alike"
-    committed = f"{speed.committed_per_round:.1f} tokens a round if drafts are accepted as on trained models"
-    yield f"k                 {speed.k}: {committed if speed.k else 'plain decoding'}"
     if speed.is_link_alone:
-        what = f"the link of {rate} alone allows; draft and verify are not measured (`moespeq profile MODEL`)"
-        yield f"tokens/s          at most about {speed.tokens_per_s:.3g}: what {what}"
+        profile = f"`moespeq profile {quote(report.asked)}`"
+        what = f"the link of {rate} alone allows; draft and verify are not measured ({profile})"
+        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"at most, what {what}"
     else:
-        yield f"tokens/s          about {speed.tokens_per_s:.3g} by the profile, over a link of {rate}"
+        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"by the profile, over a link of {rate}"
 
 
-def _sharing(sharing: Sharing) -> Iterator[str]:
+def _why_unknown(report: PlanReport) -> str:
+    if report.options.records == "mixed":
+        return "nobody knows how often a draft agrees that has a part of its base"
+    return f"`moespeq profile {quote(report.asked)}` measures, or give --link-bandwidth (25GB: PCIe 4 x16)"
+
+
+def _sharing(sharing: Sharing | None) -> Iterator[_Row]:
+    if sharing is None:
+        yield "sharing saves", "0 B", "nothing is drafted, so there is no draft to share with"
+        return
     parts = f"{format_bytes(sharing.dense_bytes)} dense weights, {format_bytes(sharing.kv_bytes)} KV cache"
-    yield (
-        f"sharing saves     {format_bytes(sharing.saved_bytes)}, {sharing.saved_share:.0%} of what a draft of its own "
-        f"and bf16 experts would take: {parts}, {format_bytes(sharing.slots_bytes)} in slots, "
-        f"{format_bytes(sharing.host_bytes)} in host memory"
+    reason = (
+        f"{sharing.saved_share:.0%} of what a draft of its own and bf16 experts would take: {parts}, "
+        f"{format_bytes(sharing.slots_bytes)} in slots, {format_bytes(sharing.host_bytes)} in host memory"
     )
+    yield "sharing saves", format_bytes(sharing.saved_bytes), reason
 
 
-def _helps(report: PlanReport) -> Iterator[str]:
+def _print_helps(report: PlanReport) -> None:
     if report.speed is None:
         return
-    yield ""
-    yield "what would help most" if report.helps else "more memory, a faster link or fewer bits would not help"
-    for one in report.helps:
-        yield f"  {one.gain:5.2f}x  {one.change}: {one.tokens_per_s:.3g} tokens/s"
+    out.print()
+    out.print("what would help most" if report.helps else "more memory, a faster link or fewer bits would not help")
+    _print_rows([(f"  {one.gain:.2f}x", f"{one.tokens_per_s:.3g} tokens/s", one.change) for one in report.helps])
 
 
-def _refusal(report: PlanReport) -> Iterator[str]:
-    yield f"does not fit: {report.refusal}"
+def _print_refusal(report: PlanReport) -> None:
+    out.print(f"does not fit: {report.refusal}")
     if not report.ways:
         return
-    yield ""
-    yield "what takes less"
-    width = max(len(way.options) for way in report.ways)
-    for way in report.ways:
-        verdict = "fits" if way.is_enough else "does not fit"
-        yield f"  {way.options:<{width}}  at least {format_at_least(way.least_bytes):>10}  {verdict}"
+    out.print()
+    is_enough = report.ways[0].is_enough
+    out.print("what fits" if is_enough else "nothing fits; least are")
+    _print_rows([(f"  {way.options}", format_at_least(way.least_bytes), _verdict(way)) for way in report.ways])
+
+
+def _verdict(way: WayToFit) -> str:
+    if not way.is_enough:
+        return "of device memory at least, more than there is"
+    return f"of device memory at least, {'with' if way.has_draft else 'without'} a draft"
 
 
 def json_of(report: PlanReport) -> dict[str, Any]:
@@ -136,6 +165,7 @@ def json_of(report: PlanReport) -> dict[str, Any]:
         "context_tok": plan.context_tok,
         "threads": plan.threads,
         "reasons": dict(plan.reasons),
+        "hit_share": round(report.hit_share, 4),
         "speed": None if speed is None else asdict(speed),
         "sharing": None if sharing is None else asdict(sharing) | {"saved_share": round(sharing.saved_share, 4)},
         "helps": [asdict(one) for one in report.helps],

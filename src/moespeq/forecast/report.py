@@ -12,8 +12,9 @@ from typing import Any
 
 from moespeq.config import LoadOptions
 from moespeq.decode.planning import ModelSizes, StoreSizes, machine_for, plan_for
-from moespeq.errors import BudgetError
-from moespeq.forecast.advice import AGREEMENT, Help, WayToFit, ways_to_fit, what_helps
+from moespeq.errors import BudgetError, UsageError
+from moespeq.forecast.advice import AGREEMENT, Help, what_helps
+from moespeq.forecast.fitting import WayToFit, ways_to_fit
 from moespeq.forecast.sizes import CheckpointSizes
 from moespeq.nested import Layout
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, resolve_options
@@ -27,17 +28,21 @@ __all__ = ["PlanReport", "plan_model"]
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """source: what the sizes are from. Either `plan` is there and what follows from it, or `refusal` and `ways`.
+    """model: its name; asked: as it was given; source: what the sizes are from. Either `plan` is there and what follows
+    from it, or `refusal` and `ways`.
 
-    disk_bytes: of the store. speed: None where nothing is known to reckon with.
+    disk_bytes: of the store. hit_share: of the experts a pass asks for, if all were used alike. speed: None where
+    nothing is known to reckon with.
     """
 
     model: str
+    asked: str
     source: str
     options: LoadOptions
     disk_bytes: int
     plan: MemoryPlan | None = None
     needs: MemoryNeeds | None = None
+    hit_share: float = 0.0
     speed: Speed | None = None
     sharing: Sharing | None = None
     helps: tuple[Help, ...] = ()
@@ -52,20 +57,25 @@ def plan_model(source: str | Path, **options: Any) -> PlanReport:
     """
     parsed = LoadOptions.from_mapping(options)
     machine = _machine(parsed)
+    if parsed.device == "cuda" and machine.gpu_free_bytes is None:
+        raise UsageError(f"{machine.gpu.rstrip('.')}; or give --device-memory to plan for a GPU that is not here.")
     if is_store(Path(source)):
         with Store.open(Path(source)) as store:
-            return _report(StoreSizes(store), store.manifest.name, "the store", parsed, machine)
+            return _report(StoreSizes(store), store.manifest.name, str(source), "the store", parsed, machine)
     folder, name = resolve_description(source), name_of(source)
     has_gpu = resolve_options(parsed, machine).device == "cuda"
     sizes = CheckpointSizes(folder, name, layout=Layout.CODE_WIDTH if has_gpu else Layout.FIXED)
-    return _report(sizes, name, "config and index; records as large as trained models' are", parsed, machine)
+    words = "config and index; records as large as trained models' are"
+    return _report(sizes, name, str(source), words, parsed, machine)
 
 
-def _report(sizes: ModelSizes, model: str, source: str, options: LoadOptions, machine: Machine) -> PlanReport:
+def _report(
+    sizes: ModelSizes, model: str, asked: str, source: str, options: LoadOptions, machine: Machine
+) -> PlanReport:
     sizes = _Remembered(sizes)
     stored = sizes.needs("store")
     report = PlanReport(
-        model, source, options, disk_bytes=stored.dense_bytes + stored.base_bytes + stored.records_bytes
+        model, asked, source, options, disk_bytes=stored.dense_bytes + stored.base_bytes + stored.records_bytes
     )
     try:
         chosen, plan = plan_for(sizes, options, machine)
@@ -79,6 +89,7 @@ def _report(sizes: ModelSizes, model: str, source: str, options: LoadOptions, ma
         options=chosen,
         plan=plan,
         needs=needs,
+        hit_share=plan.num_slots / needs.num_records,
         speed=speed,
         sharing=sharing_of(plan, needs),
         helps=helps,

@@ -15,10 +15,10 @@ import torch
 from moespeq.errors import UsageError
 from moespeq.hardware.pci import link_of, numa_node_of
 
-__all__ = ["Gpu", "GpuDriver", "TorchDriver", "require_gpu"]
+__all__ = ["OLDEST_TRITON", "Gpu", "GpuDriver", "TorchDriver", "require_gpu"]
 
 _BF16_CAPABILITY = (8, 0)
-_OLDEST_TRITON = (3, 3)
+OLDEST_TRITON = (3, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ def require_gpu(driver: GpuDriver | None = None, *, index: int = 0) -> Gpu:
 
 
 def _check_triton(version: str | None) -> None:
-    oldest = ".".join(map(str, _OLDEST_TRITON))
+    oldest = ".".join(map(str, OLDEST_TRITON))
     if version is None:
         raise UsageError(f"Triton is not installed; install triton {oldest} or later, or use --device cpu.")
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) < _OLDEST_TRITON:
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST_TRITON:
         raise UsageError(
             f"Triton {version} is too old for the kernels; install triton {oldest} or later, or use --device cpu."
         )

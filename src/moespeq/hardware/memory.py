@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-__all__ = ["available_host_bytes"]
+__all__ = ["available_host_bytes", "host_limit_bytes", "oom_kills"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -25,10 +25,16 @@ class _Names:
     limit: str
     usage: str
     page_cache: tuple[str, ...]
+    events: str
 
 
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-_V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = _Names(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+    "memory.oom_control",
+)
+_V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"), "memory.events")
 
 
 def available_host_bytes(cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> int:
@@ -36,6 +42,20 @@ def available_host_bytes(cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUP
     free_bytes = int(psutil.virtual_memory().available)
     left_bytes = [_left_bytes(folder, names) for folder, names in _groups(cgroup, own_cgroups)]
     return min([free_bytes, *(left for left in left_bytes if left is not None)])
+
+
+def host_limit_bytes(cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> int | None:
+    """The smallest limit above this process; None where nothing limits it below what the system has."""
+    texts = [_read_text(folder / names.limit).strip() for folder, names in _groups(cgroup, own_cgroups)]
+    limit_bytes = min((int(text) for text in texts if text.isdigit()), default=None)
+    has_limit = limit_bytes is not None and limit_bytes < int(psutil.virtual_memory().total)
+    return limit_bytes if has_limit else None
+
+
+def oom_kills(cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> int:
+    """Processes that the kernel ended for memory in this process's own group, since the group was made."""
+    folder, names = next(_groups(cgroup, own_cgroups), (cgroup, _V2))
+    return int(_fields(folder / names.events).get("oom_kill", 0))
 
 
 def _groups(root: Path, own_cgroups: Path) -> Iterator[tuple[Path, _Names]]:
@@ -57,9 +77,14 @@ def _left_bytes(folder: Path, names: _Names) -> int | None:
     limit, usage = _read_text(folder / names.limit).strip(), _read_text(folder / names.usage).strip()
     if not (limit.isdigit() and usage.isdigit()):
         return None
-    fields = dict(line.split(maxsplit=1) for line in _read_text(folder / "memory.stat").splitlines() if " " in line)
+    fields = _fields(folder / "memory.stat")
     page_cache_bytes = sum(int(fields.get(name, 0)) for name in names.page_cache)
     return max(0, int(limit) - int(usage) + page_cache_bytes)
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """A file of lines like `name 12`."""
+    return dict(line.split(maxsplit=1) for line in _read_text(path).splitlines() if " " in line)
 
 
 def _read_text(path: Path) -> str:

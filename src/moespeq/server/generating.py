@@ -84,6 +84,15 @@ class GenerationTask:
     def _turn(
         self, echo: _Echo, index: int, metrics: ServerMetrics, clock: Clock, arrived_s: float, engine: Engine
     ) -> Generator[Event, None, None]:
+        try:
+            yield from self._answer(echo, index, metrics, clock, arrived_s, engine)
+        except Exception as error:
+            metrics.count_failure(error)
+            raise
+
+    def _answer(
+        self, echo: _Echo, index: int, metrics: ServerMetrics, clock: Clock, arrived_s: float, engine: Engine
+    ) -> Iterator[Event]:
         if self.echo:
             yield PromptEcho(index, echo.scores(engine))
         if self.sampling is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
+from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
+from moespeq.errors import BudgetError, UsageError
 from moespeq.types import StepReport
 
 __all__ = ["ServerMetrics"]
@@ -28,6 +30,8 @@ class ServerMetrics:
         self._gauge("num_requests_running", "Requests the engine works on.").set_function(num_running)
         self._gauge("num_requests_waiting", "Requests in the queue.").set_function(num_waiting)
         self._finished = self._counter("request_success", "Complete answers.", ("finished_reason",))
+        self._failed = self._counter("request_failure", "Requests that the engine failed.", ("reason",))
+        self._engine = Info("moespeq:engine", "What is served, and how.", registry=self._registry)
         self._prompt_tok = self._counter("prompt_tokens", "Prompt tokens, cached ones among them.")
         self._queried_tok = self._counter("prefix_cache_queries", "Prompt tokens that were looked up.")
         self._cached_tok = self._counter("prefix_cache_hits", "Of those, tokens that needed no prefill.")
@@ -43,9 +47,13 @@ class ServerMetrics:
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by position.", ("position",)
         )
+        self._routes = self._counter(
+            "draft_routes", "Routes that the draft foretold: exact, same_set, wrong.", ("match",)
+        )
         self._depth = Histogram(
             "moespeq:spec_depth", "Tokens drafted a round.", buckets=_DEPTHS, registry=self._registry
         )
+        self._prefill_s = self._seconds("prefill_seconds", "Computing a prompt.")
         self._draft_s = self._seconds("draft_seconds", "Drafting, a round.", _TOKEN_LATENCIES_S)
         self._verify_s = self._seconds("verify_seconds", "Verifying, a round.", _TOKEN_LATENCIES_S)
         self._stall_s = self._seconds("expert_stall_seconds", "Waiting for experts, a pass.", _TOKEN_LATENCIES_S)
@@ -54,7 +62,23 @@ class ServerMetrics:
         self._misses = self._counter("expert_cache_misses", "Experts that nobody had foretold.")
         self._moved_bytes = self._counter("expert_bytes", "Bytes that crossed the link.", ("cause",))
         self._wasted_bytes = self._counter("expert_wasted_bytes", "Bytes that were evicted before their first use.")
+        self._link_busy_s = self._counter("link_busy_seconds", "Time in which the link moved bytes.")
         self._link = self._gauge("link_utilisation", "Share of the last pass in which the link moved bytes.")
+
+    def describe(self, engine: Engine, model_name: str) -> None:
+        """What is served; an engine that serves does not change."""
+        options, record_bytes = engine.options, engine.record_bytes
+        facts = {
+            "model": model_name,
+            "device": options.device,
+            "records": options.records,
+            "record_bytes": round(sum(record_bytes) / len(record_bytes)),
+            "num_slots": engine.plan.num_slots,
+            "rows": options.row_bucket,
+            "k": options.k,
+            "lookahead": options.lookahead_tok or "all",
+        }
+        self._engine.info({name: str(value) for name, value in facts.items()})
 
     def observe_prefill(self, report: StepReport, since_s: float, prompt_tok: int, cached_tok: int) -> None:
         """A prompt's first token is committed, `since_s` after the request's arrival."""
@@ -63,6 +87,7 @@ class ServerMetrics:
         self._queried_tok.inc(prompt_tok)
         self._cached_tok.inc(cached_tok)
         self._ttft_s.observe(since_s)
+        self._prefill_s.observe(report.verify_s)
         self._observe_experts(report)
 
     def observe_round(self, report: StepReport, num_tok: int, since_s: float) -> None:
@@ -77,6 +102,13 @@ class ServerMetrics:
         """An answer is complete."""
         self._finished.labels(result.finish_reason.value).inc()
         self._wasted_bytes.inc(result.stats.wasted_bytes)
+        for match, count in result.stats.routes.to_json().items():
+            self._routes.labels(match).inc(count)
+
+    def count_failure(self, error: Exception) -> None:
+        """The engine failed a request, for want of memory or by a fault; a wrong request is its client's failure."""
+        if not isinstance(error, UsageError):
+            self._failed.labels("out_of_memory" if isinstance(error, BudgetError) else "engine_fault").inc()
 
     def observe_request(self, seconds: float) -> None:
         """All answers of a request are complete."""
@@ -108,6 +140,7 @@ class ServerMetrics:
         self._stall_s.observe(report.stall_s)
         for cause, moved_bytes in report.bytes_by_cause.items():
             self._moved_bytes.labels(cause.name.lower()).inc(moved_bytes)
+        self._link_busy_s.inc(report.link_busy_s)
         pass_s = report.draft_s + report.verify_s
         self._link.set(min(1.0, report.link_busy_s / pass_s) if pass_s > 0 else 0.0)
 

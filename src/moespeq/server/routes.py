@@ -42,6 +42,8 @@ def state_routes(service: Service) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> PlainTextResponse:
+        if service.worker.state is WorkerState.READY:
+            service.metrics.describe(service.worker.engine, service.model_name)
         return PlainTextResponse(service.metrics.to_text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes
