@@ -34,8 +34,12 @@ def command(
     link_bandwidth: options.LinkBandwidth = None,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt five times: on demand, then with a draft, prefetch, the governor, nested records added; then
-    under each policy.
+    """Measure what each part of moespeq adds.
+
+    One prompt is answered five times: on demand, then with draft, prefetch, governor and nested records added; and
+    once more under each policy at one depth. On a CPU, MODEL is a checkpoint.
+
+    Example: moespeq ablation allenai/OLMoE-1B-7B-0924 -p "Once upon a time" -n 64
     """
     from moespeq.ablation import run_ablation, run_policies
     from moespeq.cli.console import err, out, print_json, progress_bar

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -21,17 +22,50 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-__all__ = ["Bar", "err", "out", "print_json", "progress_bar", "token_bar"]
+__all__ = [
+    "Bar",
+    "err",
+    "out",
+    "print_json",
+    "progress_bar",
+    "replies",
+    "resumable",
+    "silence",
+    "text_stream",
+    "token_bar",
+]
 
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: never silenced
+
+
+def silence() -> None:
+    """From now on `err` prints nothing, and draws no bar."""
+    err.quiet = True
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Around work whose finished part stays: Ctrl-C says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what is done stays, and the same command goes on from there.") from None
+
+
+def text_stream(*, has_json: bool) -> TextIO:
+    """Where a model's text goes: stdout, or where that belongs to one JSON object, stderr, unless silenced."""
+    if not has_json:
+        return sys.stdout
+    return io.StringIO() if err.quiet else sys.stderr
 
 
 class Bar:
@@ -62,7 +96,7 @@ def token_bar() -> AbstractContextManager[Bar]:
 def _bar(*figures: ProgressColumn) -> Iterator[Bar]:
     """None where stderr is no terminal, whose lines belong to errors."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *figures, TimeRemainingColumn())
-    progress = Progress(*columns, console=err, disable=not err.is_terminal)
+    progress = Progress(*columns, console=err, disable=err.quiet or not err.is_terminal)
     try:
         yield Bar(progress)
     finally:

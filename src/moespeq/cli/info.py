@@ -23,7 +23,12 @@ def command(
     *,
     json: options.Json = False,
 ) -> None:
-    """Describe a store or checkpoint."""
+    """Describe a store or checkpoint without loading it.
+
+    Of a store, with the least memory of each way to run it.
+
+    Example: moespeq info olmoe.moespeq
+    """
     from moespeq.cli.console import out, print_json
     from moespeq.config import format_at_least, format_bytes
     from moespeq.inspection import describe_model

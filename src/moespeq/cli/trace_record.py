@@ -50,7 +50,12 @@ def command(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt, and record what was routed where by the target, the draft and a look one layer ahead."""
+    """Answer one prompt and record what was routed where.
+
+    By the target, by the INT4 draft, and by each layer's router one layer early. The answer itself is in --json only.
+
+    Example: moespeq trace record olmoe.moespeq --out run.trace -p "Once upon a time"
+    """
     from moespeq.api import load
     from moespeq.cli.console import out as console
     from moespeq.cli.console import print_json, progress_bar, token_bar

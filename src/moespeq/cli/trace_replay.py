@@ -49,9 +49,12 @@ def command(
     policies: Annotated[bool, typer.Option("--policies", help="Beside it each policy, and Belady's bound.")] = False,
     json: options.Json = False,
 ) -> None:
-    """What a recorded run would have taken on other hardware or with other options, on a virtual clock.
+    """Tell what a recorded run would have taken otherwise.
 
-    The run as recorded is replayed first: how far that is from what was measured says how far to trust the rest.
+    On other hardware or with other options, on a virtual clock. The run as recorded is replayed first: how far that is
+    from what was measured says how far to trust the rest.
+
+    Example: moespeq trace replay run.trace --link pcie4 --compare
     """
     from moespeq.cli.console import out, print_json
     from moespeq.replay import RoutingTrace

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import socket
-from typing import Any
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
 
 from moespeq.errors import UsageError
 from moespeq.server.app import create_app
@@ -29,13 +26,12 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Runs in the main thread, whose signals end it: answers that run have `grace_s` to end, then they are cut."""
 
-    def __init__(self, service: Service, *, log_level: str, grace_s: int) -> None:
+    def __init__(self, service: Service, *, grace_s: int) -> None:
         self._service = service
         self._server = uvicorn.Server(
             uvicorn.Config(
                 create_app(service),
-                log_level=log_level,
-                log_config=_logs_on_stderr(log_level),
+                log_config=None,  # records go where the program's go
                 timeout_graceful_shutdown=grace_s,
                 server_header=False,
             )
@@ -53,11 +49,3 @@ class HttpServer:
     def stop(self) -> None:
         """End the server; from any thread."""
         self._server.should_exit = True
-
-
-def _logs_on_stderr(log_level: str) -> dict[str, Any]:
-    """uvicorn's own and ours; standard output is for programs."""
-    config = copy.deepcopy(LOGGING_CONFIG)
-    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    config["loggers"]["moespeq"] = {"handlers": ["default"], "level": log_level.upper(), "propagate": False}
-    return config
