@@ -38,7 +38,7 @@ __all__ = [
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: never silenced
+replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: not silenced
 
 
 def silence() -> None:

@@ -29,8 +29,10 @@ PANELS = {
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
 TRACE_COMMANDS = ("record", "show", "replay")
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-_EPILOG = """Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C;
-141 the reader of standard output went away."""
+_EPILOG = (
+    "Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the reader of standard output went "
+    "away."
+)
 
 
 def _add_command(group: typer.Typer, name: str, module: str, panel: str | None = None) -> None:

@@ -93,9 +93,9 @@ class ManualGroup(TyperGroup):
         _write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """What holds for all commands, its lines as they are."""
+        """What holds for all commands."""
         if self.epilog:
-            formatter.write(f"\n{self.epilog}\n")
+            _write_text(self.epilog, formatter)
 
     def _commands_by_panel(self, ctx: Context) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
         panels: dict[str, list[tuple[str, str]]] = {}
