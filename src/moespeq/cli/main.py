@@ -30,8 +30,8 @@ COMMANDS = tuple(name for names in PANELS.values() for name in names)
 TRACE_COMMANDS = ("record", "show", "replay")
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _EPILOG = (
-    "Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the reader of standard output went "
-    "away."
+    "Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the reader of standard output "
+    "went away."
 )
 
 
@@ -104,8 +104,6 @@ def run() -> None:
     except OSError as error:
         _fail(_explain_system(error))
     except typer.TyperException as error:
-        if not error.format_message():  # without a command: the help is out already
-            sys.exit(EXIT_ERROR)
         _fail(_explain(error))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["OUTPUT", "ManualCommand", "ManualGroup", "example_of", "paragraphs_of", "params_by_panel"]
 
 OUTPUT = "Output"
+EXIT_USAGE = 2
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _EXAMPLE = "\n\nExample: "
 
@@ -79,7 +81,14 @@ class ManualCommand(TyperCommand):
 
 
 class ManualGroup(TyperGroup):
-    """A group whose commands stand under headings too."""
+    """A group whose commands stand under headings too; without a command the help is shown, and the exit code is 2."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """The help is no error's message: it goes to stdout."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
 
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
         """The description, without a margin."""

@@ -122,7 +122,7 @@ def command(
                 style="dim",
             )
     if was_interrupted:
-        raise KeyboardInterrupt("the answer up to here is complete.")
+        raise KeyboardInterrupt("what is shown of the answer is what was committed.")
 
 
 def _show(stream: GenerationStream, target: TextIO) -> bool:
