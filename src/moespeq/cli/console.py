@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -31,6 +32,7 @@ __all__ = [
     "replies",
     "resumable",
     "silence",
+    "start_torch",
     "text_stream",
     "token_bar",
 ]
@@ -61,6 +63,12 @@ def resumable() -> Iterator[None]:
         raise KeyboardInterrupt("what is done stays, and the same command goes on from there.") from None
 
 
+def start_torch() -> None:
+    """Import what takes seconds, and say so meanwhile."""
+    with err.status("starting PyTorch"):
+        importlib.import_module("moespeq.api")
+
+
 def text_stream(*, has_json: bool) -> TextIO:
     """Where a model's text goes: stdout, or where that belongs to one JSON object, stderr, unless silenced."""
     if not has_json:
@@ -84,7 +92,7 @@ class Bar:
 
 def progress_bar() -> AbstractContextManager[Bar]:
     """A bar of bytes, rate and time left on stderr while the block runs."""
-    return _bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
+    return _bar(DownloadColumn(), TransferSpeedColumn())
 
 
 def token_bar() -> AbstractContextManager[Bar]:

@@ -46,10 +46,10 @@ LogFormat = Annotated[
 ]
 
 
-def with_reporting(command: Callable[..., None], *, usual_level: str) -> Callable[..., None]:
+def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch: bool) -> Callable[..., None]:
     """`command` with the three options, which take effect before it runs.
 
-    A KeyboardInterrupt that it raises may carry what to do next.
+    has_torch: whether it computes. A KeyboardInterrupt that it raises may carry what to do next.
     """
 
     @wraps(command)
@@ -59,11 +59,8 @@ def with_reporting(command: Callable[..., None], *, usual_level: str) -> Callabl
         from moespeq.cli.logs import configure_logs
 
         configure_logs(log_level or ("error" if quiet else usual_level), as_json=log_format == "json")
-        if quiet:
-            from moespeq.cli.console import silence
-
-            silence()
         try:
+            _prepare_console(quiet=quiet, has_torch=has_torch)
             command(*args, **given)
         except KeyboardInterrupt as interrupt:
             advice = f"; {interrupt}" if interrupt.args else "."
@@ -78,6 +75,15 @@ def with_reporting(command: Callable[..., None], *, usual_level: str) -> Callabl
     ]
     reporting.__signature__ = own.replace(parameters=[*own.parameters.values(), *parameters])  # type: ignore[attr-defined]
     return reporting
+
+
+def _prepare_console(*, quiet: bool, has_torch: bool) -> None:
+    from moespeq.cli.console import silence, start_torch
+
+    if quiet:
+        silence()
+    if has_torch:
+        start_torch()
 
 
 def _require(name: str, value: str, known: tuple[str, ...]) -> None:
