@@ -8,7 +8,7 @@ READY   = $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check exact wheel clean
+.PHONY: demo test check docs exact wheel clean
 
 demo: $(READY)
 	$(BIN)/moespeq demo
@@ -26,6 +26,10 @@ check: $(READY)
 exact: $(READY)
 	$(BIN)/python -m pytest -m "not gpu" -n auto --dist worksteal -rA tests/golden
 
+# The site, in build/site; a warning is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist
 
@@ -36,5 +40,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("moespeq needs Python 3.11 or newer; set PYTHON=python3.x") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
 	touch $@

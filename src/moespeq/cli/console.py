@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -64,9 +66,25 @@ def resumable() -> Iterator[None]:
 
 
 def start_torch() -> None:
-    """Import what takes seconds, and say so meanwhile."""
-    with err.status("starting PyTorch"):
-        importlib.import_module("moespeq.api")
+    """Import what takes seconds, and say so meanwhile.
+
+    Some library swallows a KeyboardInterrupt that comes while it is imported, or makes another error of it; so that
+    Ctrl-C came is remembered.
+    """
+    signals: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGINT, hear)
+    try:
+        with err.status("starting PyTorch"):
+            importlib.import_module("moespeq.api")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if signals:
+            raise KeyboardInterrupt
 
 
 def text_stream(*, has_json: bool) -> TextIO:
