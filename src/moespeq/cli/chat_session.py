@@ -81,9 +81,18 @@ class ChatSession:
             self._say("The answer was dropped, and its question with it.")
             return
         self._conversation.keep(line, stream.result)
-        if stream.result.finish_reason.value != "stop":
-            self._say(f"({stream.result.finish_reason.value} after {len(stream.result.tokens)} tokens)")
+        self._say_why_it_ended(stream.result)
         self._on_answer(stream.result)
+
+    def _say_why_it_ended(self, result: GenerationResult) -> None:
+        """Where the model did not end the answer itself."""
+        num_tok, context_tok = len(result.tokens), self._conversation.context_tok
+        if result.finish_reason.value == "cancelled":
+            self._say(f"(interrupted after {num_tok} tokens; what was said is kept)")
+        elif result.finish_reason.value == "length" and result.stats.prompt_tok + num_tok >= context_tok:
+            self._say(f"(the context of {context_tok} tokens is full: /reset makes room, or a larger --ctx-size)")
+        elif result.finish_reason.value == "length":
+            self._say(f"(cut after {num_tok} tokens; /set max_new_tokens=N allows more)")
 
     def _show(self, stream: GenerationStream) -> None:
         """Write pieces as they come."""
@@ -108,8 +117,12 @@ def read_line(prompt: str) -> str:
         if not line:
             raise EOFError
         return line.rstrip("\n")
-    if sys.stdout.isatty():
+    if not sys.stdout.isatty():
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        prompt = ""
+    try:
         return input(prompt)
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
-    return input()
+    except EOFError:
+        sys.stderr.write("\n")  # or the shell's prompt comes behind ours
+        raise

@@ -43,6 +43,8 @@ __all__ = [
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: not silenced
+for console in (err, replies):
+    console.soft_wrap = not console.is_terminal  # a terminal breaks lines between words, a file keeps them whole
 
 
 def silence() -> None:
