@@ -7,8 +7,10 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, TextIO
 
@@ -16,14 +18,15 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 __all__ = [
     "Bar",
@@ -36,8 +39,9 @@ __all__ = [
     "silence",
     "start_torch",
     "text_stream",
-    "token_bar",
 ]
+
+_BYTES = "bytes"
 
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
@@ -97,33 +101,54 @@ def text_stream(*, has_json: bool) -> TextIO:
 
 
 class Bar:
-    """A ProgressSink that draws from its first update on."""
+    """A ProgressSink of bytes, rate and time left that draws from its first update on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: TaskID | None = None
+        self._unit = ""
 
     def update(self, done: int, total: int, what: str) -> None:
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(what, total=total)
+        self.draw(done, total, what, _BYTES)
+
+    def counting(self, unit: str) -> Counter:
+        """The same bar for tokens, replays or whatever `unit` names."""
+        return Counter(partial(self.draw, unit=unit))
+
+    def draw(self, done: int, total: int, what: str, unit: str) -> None:
+        if self._task is None or unit != self._unit:  # rate and time left are those of one unit
+            if self._task is None:
+                self._progress.start()
+            else:
+                self._progress.remove_task(self._task)
+            self._task, self._unit = self._progress.add_task(what, total=total, unit=unit), unit
         self._progress.update(self._task, completed=done, total=total, description=what)
 
 
-def progress_bar() -> AbstractContextManager[Bar]:
-    """A bar of bytes, rate and time left on stderr while the block runs."""
-    return _bar(DownloadColumn(), TransferSpeedColumn())
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A ProgressSink of something that is not bytes."""
+
+    update: Callable[[int, int, str], None]
 
 
-def token_bar() -> AbstractContextManager[Bar]:
-    """A bar of tokens and time left on stderr while the block runs."""
-    return _bar(MofNCompleteColumn(), TextColumn("tokens"))
+class _Figures(ProgressColumn):
+    """How much of how much is done: bytes with their rate, anything else as a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes, self._rate = DownloadColumn(), TransferSpeedColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.fields["unit"] == _BYTES:
+            return Text.assemble(self._bytes.render(task), " ", self._rate.render(task))
+        return Text(f"{task.completed:.0f}/{task.total:.0f} {task.fields['unit']}", style="progress.download")
 
 
 @contextmanager
-def _bar(*figures: ProgressColumn) -> Iterator[Bar]:
-    """None where stderr is no terminal, whose lines belong to errors."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *figures, TimeRemainingColumn())
+def progress_bar() -> Iterator[Bar]:
+    """A bar on stderr while the block runs; none where that is no terminal, whose lines belong to errors."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Figures(), TimeRemainingColumn())
     progress = Progress(*columns, console=err, disable=err.quiet or not err.is_terminal)
     try:
         yield Bar(progress)

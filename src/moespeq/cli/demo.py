@@ -43,7 +43,7 @@ def command(
 
     Example: moespeq demo --questions 1 --max-new-tokens 32
     """
-    from moespeq.cli.console import err, out, print_json, text_stream
+    from moespeq.cli.console import err, out, print_json, progress_bar, text_stream
     from moespeq.config import LoadOptions, parse_bytes
     from moespeq.decode.params import SamplingParams
     from moespeq.decode.planning import plan_of
@@ -81,17 +81,19 @@ def command(
     passes: list[PassResult] = []
     for name, layout, mode in kinds:
         console.print(f"\n[bold]{name}[/]", markup=True)
-        passes.append(
-            run_pass(
-                name,
-                stores[layout],
-                asked,
-                link_bytes_per_s=float(bandwidth_bytes_per_s),
-                on_text=on_text,
-                options=mode,
-                sampling=sampling,
+        with progress_bar() as bar:
+            passes.append(
+                run_pass(
+                    name,
+                    stores[layout],
+                    asked,
+                    link_bytes_per_s=float(bandwidth_bytes_per_s),
+                    on_text=on_text,
+                    progress=bar.counting("tokens"),
+                    options=mode,
+                    sampling=sampling,
+                )
             )
-        )
     if json:
         print_json(_to_json(passes))
         return

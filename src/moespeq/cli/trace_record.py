@@ -58,7 +58,7 @@ def command(
     """
     from moespeq.api import load
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar, token_bar
+    from moespeq.cli.console import print_json, progress_bar
     from moespeq.cli.prompts import read_prompt, request_of
     from moespeq.config import LoadOptions
     from moespeq.decode.recording import record, require_draft
@@ -100,8 +100,8 @@ def command(
         engine = load(model, progress=bar, **loading)
     with engine:
         request = request_of(engine, text, chat=chat, system=system)
-        with token_bar() as bar:
-            recording = record(engine, request, progress=bar.update, **sampling)
+        with progress_bar() as bar:
+            recording = record(engine, request, progress=bar.counting("tokens").update, **sampling)
     recording.trace.write(out)
     if timeline is not None:
         write_timeline(recording.times, timeline)
