@@ -102,6 +102,7 @@ def command(
             if json:
                 print_json({**result.to_json(), "messages": conversation.messages})
 
+        waiting = err.status("reading what is new")
         session = ChatSession(
             conversation,
             ChatCommands(conversation, engine.manifest.name),
@@ -109,6 +110,7 @@ def command(
             answers=text_stream(has_json=json),
             say=lambda line: replies.print(line, style="dim"),
             on_answer=on_answer,
+            wait=lambda is_waiting: waiting.start() if is_waiting else waiting.stop(),
         )
         if sys.stdin.isatty():
             err.print(f"{engine.manifest.name}, {engine.plan.context_tok} tokens of context; /help", style="dim")

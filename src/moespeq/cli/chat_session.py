@@ -24,7 +24,7 @@ __all__ = ["ChatSession", "read_line"]
 class ChatSession:
     """answers: where text goes; say: shows a line that is none of the model's; on_answer: hears of every answer kept.
 
-    read: the next line, EOFError at the end.
+    read: the next line, EOFError at the end; wait: hears that nothing of an answer is there yet, and when that ends.
     """
 
     def __init__(
@@ -36,9 +36,11 @@ class ChatSession:
         answers: TextIO,
         say: Callable[[str], None],
         on_answer: Callable[[GenerationResult], None],
+        wait: Callable[[bool], None] = lambda is_waiting: None,
     ) -> None:
         self._conversation, self._commands = conversation, commands
         self._read, self._answers, self._say, self._on_answer = read, answers, say, on_answer
+        self._wait = wait
 
     def run(self) -> int:
         """Talk until the input ends; returns how many lines failed."""
@@ -73,8 +75,10 @@ class ChatSession:
             return
         stream = self._conversation.ask(line)
         try:
+            self._wait(True)
             self._show(stream)
         finally:
+            self._wait(False)
             self._answers.write("\n")
             self._answers.flush()
         if not stream.has_result:
@@ -100,6 +104,7 @@ class ChatSession:
         while True:
             try:
                 for piece in stream:
+                    self._wait(False)
                     self._answers.write(piece.text)
                     self._answers.flush()
                 return

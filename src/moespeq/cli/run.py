@@ -127,14 +127,18 @@ def command(
 
 def _show(stream: GenerationStream, target: TextIO) -> bool:
     """Write pieces as they come; Ctrl-C ends the generation after the running round. Returns whether it did."""
+    from moespeq.cli.console import err
+
     was_interrupted = False
-    while True:
-        try:
-            for piece in stream:
-                target.write(piece.text)
-                target.flush()
-            target.write("\n")
-            return was_interrupted
-        except KeyboardInterrupt:
-            was_interrupted = True
-            stream.cancel()
+    with err.status("reading the prompt") as waiting:
+        while True:
+            try:
+                for piece in stream:
+                    waiting.stop()
+                    target.write(piece.text)
+                    target.flush()
+                target.write("\n")
+                return was_interrupted
+            except KeyboardInterrupt:
+                was_interrupted = True
+                stream.cancel()
