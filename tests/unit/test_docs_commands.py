@@ -45,3 +45,12 @@ def test_the_quick_start_shows_every_command() -> None:
     shown = {tuple(line.split()[1:3]) for line in lines_of(ROOT / "docs" / "quick-start.md")}
     names = {words if words[0] == "trace" else words[:1] for words in shown}
     assert names >= {*COMMANDS} - {("doctor",)}
+
+
+def test_the_index_of_decisions_names_every_one_by_its_title() -> None:
+    folder = ROOT / "docs" / "adr"
+    titles = {page.name: page.read_text(encoding="utf-8").splitlines()[0][2:] for page in folder.glob("0*.md")}
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^- \[(.*)\]\((.*)\)$", index, re.MULTILINE) == [
+        (title, name) for name, title in sorted(titles.items())
+    ]
