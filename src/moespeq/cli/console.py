@@ -47,7 +47,7 @@ _BYTES = "bytes"
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
 replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: not silenced
-for console in (err, replies):
+for console in (out, err, replies):
     console.soft_wrap = not console.is_terminal  # a terminal breaks lines between words, a file keeps them whole
 
 
