@@ -8,7 +8,7 @@ READY   = $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check exact wheel clean
+.PHONY: demo test check docs exact wheel clean
 
 demo: $(READY)
 	$(BIN)/moespeq demo
@@ -25,6 +25,14 @@ check: $(READY)
 # The whole exactness matrix; about a quarter of an hour on two cores. Its last output is recorded in docs/exactness.md.
 exact: $(READY)
 	$(BIN)/python -m pytest -m "not gpu" -n auto --dist worksteal -rA tests/golden
+
+# The site, in build/site; a warning is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --outdir dist

@@ -18,11 +18,13 @@ import torch
 
 from moespeq.api import load
 from moespeq.config import LoadOptions
+from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
 from moespeq.decode.recording import record
 from moespeq.errors import UsageError
 from moespeq.nested import Layout
-from moespeq.prepare import ProgressSink, is_store, prepare_cached, resolve_source
+from moespeq.prepare import is_store, prepare_cached, resolve_source
+from moespeq.progress import Meter, ProgressSink
 from moespeq.replay.policies import ByteBounds, byte_bounds
 from moespeq.replay.what_if import recorded_setting, routed
 
@@ -114,9 +116,11 @@ def run_ablation(
     max_new_tokens: int,
     common: Mapping[str, Any],
     progress: ProgressSink | None = None,
+    tokens: ProgressSink | None = None,
     on_step: Callable[[str], None] = lambda name: None,
 ) -> Iterator[AblationRow]:
     """One row after the other, as each is measured. `common` are load options; k: None for as many as the rows allow.
+    progress: hears of preparing and loading; tokens: of every answer.
 
     Raises UsageError on a CPU for a store, which has one record form, and whatever loading raises.
     """
@@ -136,7 +140,7 @@ def run_ablation(
             layout = Layout.PLAIN if step.is_plain else Layout.FIXED
             model = prepare_cached(source, layout=layout, device="cpu", progress=progress)
         with load(model, progress=progress, **options) as engine:
-            result = engine.generate(prompt, max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+            result = _answer(engine, prompt, max_new_tokens, tokens, step.name)
             yield AblationRow(step, engine.plan.num_slots, result)
 
 
@@ -148,6 +152,7 @@ def run_policies(
     max_new_tokens: int,
     common: Mapping[str, Any],
     progress: ProgressSink | None = None,
+    tokens: ProgressSink | None = None,
     on_step: Callable[[str], None] = lambda name: None,
 ) -> MeasuredPolicies:
     """The policies in one engine, one after the other, each from empty slots. Arguments as of run_ablation.
@@ -157,19 +162,34 @@ def run_policies(
     depth = _fixed_depth(k, common)
     if not _is_on_gpu(common):
         source = prepare_cached(source, layout=Layout.FIXED, device="cpu", progress=progress)
-    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
     with load(source, progress=progress, **{**common, "k": depth}) as engine:
         num_slots, (ours, *others) = engine.plan.num_slots, POLICY_STEPS
         on_step(ours.name)
         engine.retune(**ours.options)
-        recording = record(engine, prompt, **sampling)
+        recording = record(
+            engine, prompt, progress=None if tokens is None else tokens.update, **_sampling(max_new_tokens)
+        )
         rows = [AblationRow(ours, num_slots, recording.result)]
         for step in others:
             on_step(step.name)
             engine.retune(**step.options)
-            rows.append(AblationRow(step, num_slots, engine.generate(prompt, **sampling)))
+            rows.append(AblationRow(step, num_slots, _answer(engine, prompt, max_new_tokens, tokens, step.name)))
     setting = recorded_setting(recording.trace)
     return MeasuredPolicies(rows, byte_bounds(routed(recording.trace, setting), setting))
+
+
+def _sampling(max_new_tokens: int) -> dict[str, Any]:
+    return {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
+
+
+def _answer(
+    engine: Engine, prompt: str | Sequence[int], max_new_tokens: int, tokens: ProgressSink | None, name: str
+) -> GenerationResult:
+    stream = engine.stream(prompt, **_sampling(max_new_tokens))
+    meter = Meter(tokens, stream.limit_tok)
+    for piece in stream:
+        meter.add(len(piece.tokens), name)
+    return stream.result
 
 
 def _is_on_gpu(common: Mapping[str, Any]) -> bool:

@@ -81,6 +81,12 @@ def nearest_name(wrong: str, known: list[str]) -> str:
 class LoadOptions:
     """How an engine is loaded. Sizes are bytes; None means "auto".
 
+    device: where it computes; "auto" is a GPU where there is one.
+    device_memory: all that the engine holds there: dense weights, base, KV cache, workspace and slots.
+    host_memory: records in front of the disk on a CPU, in pinned memory in front of the link on a GPU.
+    ctx_size: the context in tokens; KV cache and workspace follow from it.
+    prefill_rows: prompt tokens that a prefill pass takes at once; fewer need less workspace.
+    prefetch: whether predictions move records ahead of time.
     rows: the row bucket R of every verify pass; k is at most R - 1 and results are identical between runs of equal R.
     1 is for an engine that never drafts.
     k: a fixed draft length, 0 for plain decoding, or "auto" for the governor.

@@ -61,18 +61,19 @@ def profile_machine(
     for each in asked.values():
         LoadOptions.from_mapping(each)
     store = None if model is None else _fitting_store(model, device, asked, progress)
+    begin = _Steps(say, _num_steps(where, store, len(asked)))
     pinned = {}
     if where.type == "cuda":
-        say("copies from pinned memory")
+        begin("copies from pinned memory")
         pinned = _pinned_copies(where, say)
-    say("copies from pageable memory")
+    begin("copies from pageable memory")
     pageable = measure_copies(where, is_pinned=False)
     return MachineProfile(
         device=device_name(device),
         pinned_copy=pinned,
         pageable_copy=pageable,
-        disk=_disk_rates(store, disk_bytes, say),
-        models=() if store is None else (_model_times(store, where, asked, say),),
+        disk=_disk_rates(store, disk_bytes, begin),
+        models=() if store is None else (_model_times(store, where, asked, begin),),
     )
 
 
@@ -113,6 +114,22 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(torch.device(device)) if device == "cuda" else "cpu"
 
 
+class _Steps:
+    """Says which step begins, and the how-manyth of how many it is."""
+
+    def __init__(self, say: Say, total: int) -> None:
+        self._say, self._total, self._begun = say, total, 0
+
+    def __call__(self, what: str) -> None:
+        self._begun += 1
+        self._say(f"{what} ({self._begun} of {self._total})")
+
+
+def _num_steps(device: torch.device, store: Path | None, num_buckets: int) -> int:
+    """Copies of one or two kinds, disk reads, and a scratch file for them or a model's buckets and decoding."""
+    return (2 if device.type == "cuda" else 1) + len(_DISK_THREADS) + (1 if store is None else num_buckets + 1)
+
+
 def _pinned_copies(device: torch.device, say: Say) -> dict[int, float]:
     try:
         return measure_copies(device, is_pinned=True)
@@ -121,33 +138,34 @@ def _pinned_copies(device: torch.device, say: Say) -> dict[int, float]:
         return {}
 
 
-def _disk_rates(store: Path | None, num_bytes: int, say: Say) -> tuple[DiskRate, ...]:
+def _disk_rates(store: Path | None, num_bytes: int, begin: Say) -> tuple[DiskRate, ...]:
     """Of the store's own records where there is a store, else of a scratch file in the cache folder."""
     if store is not None:
-        return _rates_of(store / "experts.bin", num_bytes, say)
+        return _rates_of(store / "experts.bin", num_bytes, begin)
+    begin("the disk: writing a scratch file")
     with scratch_file(cache_folder(), num_bytes) as path:
-        return _rates_of(path, num_bytes, say)
+        return _rates_of(path, num_bytes, begin)
 
 
-def _rates_of(path: Path, num_bytes: int, say: Say) -> tuple[DiskRate, ...]:
+def _rates_of(path: Path, num_bytes: int, begin: Say) -> tuple[DiskRate, ...]:
     rates = []
     for num_threads in _DISK_THREADS:
-        say(f"disk reads, {num_threads} at a time")
+        begin(f"disk reads, {num_threads} at a time")
         rate = measure_reads(path, num_threads=num_threads, max_bytes=num_bytes)
         rates.append(DiskRate(num_threads, rate.bytes_per_s, rate.is_direct))
     return tuple(rates)
 
 
-def _model_times(store: Path, device: torch.device, asked: Mapping[int, Mapping[str, Any]], say: Say) -> ModelTimes:
+def _model_times(store: Path, device: torch.device, asked: Mapping[int, Mapping[str, Any]], begin: Say) -> ModelTimes:
     verify_s: dict[int, float] = {}
     draft_s: list[float] = []
     for bucket, options in asked.items():
-        say(f"draft and verify with {bucket} rows")
+        begin(f"draft and verify with {bucket} rows")
         with load(store, **options) as engine:
             reports = _full_rounds(engine, bucket - 1)
         verify_s[bucket] = statistics.median(report.verify_s - report.stall_s for report in reports)
         draft_s += [report.draft_s / (report.k + 1) for report in reports]
-    say("decoding of records")
+    begin("decoding of records")
     with Store.open(store) as opened:
         return ModelTimes(
             model=opened.manifest.name,

@@ -124,7 +124,7 @@ def test_a_wrong_command_is_one_sentence_and_changes_nothing(
 
 def test_a_chat_goes_on_behind_a_question_that_is_too_long(conversation: Conversation) -> None:
     _, shown = talk(conversation, "word " * 600, FIRST)
-    assert "shorten the prompt" in shown[0]
+    assert "/reset makes room" in shown[0]
     assert roles(conversation) == ["user", "assistant"]
 
 
@@ -146,6 +146,19 @@ def test_stats_say_what_was_reused_and_how_full_the_context_is(conversation: Con
     assert last is not None
     assert f"{last.reused_tok} of them in the cache already" in "\n".join(shown)
     assert f"{last.prompt_tok + 12} of 512 tokens used" in shown[-1]
+
+
+def test_an_answer_that_was_cut_says_what_allows_more(conversation: Conversation) -> None:
+    _, shown = talk(conversation, FIRST)
+    assert shown == ["(cut after 12 tokens; /set max_new_tokens=N allows more)"]
+    conversation.set({"max_new_tokens": None})
+    _, shown = talk(conversation, FIRST)
+    assert shown == ["(the context of 512 tokens is full: /reset makes room, or a larger --ctx-size)"]
+
+
+def test_lines_about_the_chat_fit_a_terminal(conversation: Conversation) -> None:
+    _, shown = talk(conversation, FIRST, "/help", "/stats")
+    assert max(map(len, shown)) <= 80
 
 
 def test_exit_ends_the_chat_and_help_names_every_command(conversation: Conversation) -> None:
@@ -171,7 +184,7 @@ class Interrupting(io.StringIO):
 def test_an_interrupt_ends_the_answer_keeps_it_and_the_chat_goes_on(conversation: Conversation) -> None:
     conversation.set({"max_new_tokens": 200})
     _, shown = talk(conversation, FIRST, answers=Interrupting(3))
-    assert shown[0].startswith("(cancelled after ")
+    assert shown[0].startswith("(interrupted after ")
     assert roles(conversation) == ["user", "assistant"]
     conversation.set({"max_new_tokens": 6})
     talk(conversation, SECOND)

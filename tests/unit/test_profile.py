@@ -217,7 +217,12 @@ def test_the_machine_alone_is_profiled_without_a_gpu(monkeypatch: pytest.MonkeyP
     found = profile_machine(None, device="cpu", rows=[17], say=said.append, disk_bytes=64 * KIB)
     assert (found.device, found.pinned_copy, found.pageable_copy, found.models) == ("cpu", {}, {65536: 1e9}, ())
     assert [rate.num_threads for rate in found.disk] == [1, 4]
-    assert said == ["copies from pageable memory", "disk reads, 1 at a time", "disk reads, 4 at a time"]
+    assert said == [
+        "copies from pageable memory (1 of 4)",
+        "the disk: writing a scratch file (2 of 4)",
+        "disk reads, 1 at a time (3 of 4)",
+        "disk reads, 4 at a time (4 of 4)",
+    ]
     assert list(tmp_path.iterdir()) == []
 
 

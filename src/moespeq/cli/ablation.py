@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,10 +35,14 @@ def command(
     link_bandwidth: options.LinkBandwidth = None,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt five times: on demand, then with a draft, prefetch, the governor, nested records added; then
-    under each policy.
+    """Measure what each part of moespeq adds.
+
+    One prompt is answered five times: on demand, then with draft, prefetch, governor and nested records added; and
+    once more under each policy at one depth. On a CPU, MODEL is a checkpoint.
+
+    Example: moespeq ablation allenai/OLMoE-1B-7B-0924 -p "Once upon a time" -n 64
     """
-    from moespeq.ablation import run_ablation, run_policies
+    from moespeq.ablation import POLICY_STEPS, run_ablation, run_policies, steps_of
     from moespeq.cli.console import err, out, print_json, progress_bar
     from moespeq.cli.prompts import read_prompt
 
@@ -49,13 +54,15 @@ def command(
         "host_memory": host_memory,
         "link_bytes_per_s": link_bandwidth,
     }
+    steps, num_steps = count(1), len(steps_of(1)) + len(POLICY_STEPS)
     with progress_bar() as bar:
         asked: dict[str, Any] = {
             "k": k,
             "max_new_tokens": max_new_tokens,
             "common": {name: value for name, value in common.items() if value is not None},
             "progress": bar,
-            "on_step": lambda name: err.print(f"{name} ...", style="dim"),
+            "tokens": bar.counting("tokens"),
+            "on_step": lambda name: err.print(f"{next(steps)} of {num_steps}: {name}", style="dim"),
         }
         text = read_prompt(prompt)
         measured = list(run_ablation(model, text, **asked))

@@ -24,7 +24,9 @@ EXIT_FAILED = 2
 def command(
     model: options.Model,
     *,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message.", rich_help_panel=options.PROMPT)
+    ] = None,
     max_new_tokens: options.MaxNewTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -47,14 +49,17 @@ def command(
     link_bandwidth: options.LinkBandwidth = None,
     json: options.Json = False,
 ) -> None:
-    """Talk with a model by its chat template; /help lists what can be typed. A turn prefills only what is new.
+    """Talk with a model by its chat template.
 
-    Example: moespeq chat org/name --device-memory 12GiB --temperature 0.7
+    A turn prefills only what is new; /help lists what can be typed besides questions. Ctrl-C ends an answer, Ctrl-D the
+    chat. Standard input may be a file: each line is a question or a command.
+
+    Example: moespeq chat allenai/OLMoE-1B-7B-0924-Instruct --temperature 0.7
     """
     from moespeq.api import load
     from moespeq.cli.chat_commands import ChatCommands
     from moespeq.cli.chat_session import ChatSession, read_line
-    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.cli.console import err, print_json, progress_bar, replies, text_stream
     from moespeq.decode.conversation import Conversation
 
     with suppress(ImportError):
@@ -97,13 +102,15 @@ def command(
             if json:
                 print_json({**result.to_json(), "messages": conversation.messages})
 
+        waiting = err.status("reading what is new")
         session = ChatSession(
             conversation,
             ChatCommands(conversation, engine.manifest.name),
             read=lambda: read_line("> "),
-            answers=sys.stderr if json else sys.stdout,
-            say=lambda line: err.print(line, style="dim"),
+            answers=text_stream(has_json=json),
+            say=lambda line: replies.print(line, style="dim"),
             on_answer=on_answer,
+            wait=lambda is_waiting: waiting.start() if is_waiting else waiting.stop(),
         )
         if sys.stdin.isatty():
             err.print(f"{engine.manifest.name}, {engine.plan.context_tok} tokens of context; /help", style="dim")

@@ -16,11 +16,8 @@ __all__ = ["ChatCommands"]
 _HELP = (
     ("/help", "these lines"),
     ("/reset", "forget what was said; system message and settings stay"),
-    ("/system [TEXT]", "another system message from the next answer on; without TEXT, none"),
-    (
-        "/set [NAME=VALUE ...]",
-        "sampling, such as temperature=0.7; NAME=default takes it back; alone, show it",
-    ),
+    ("/system [TEXT]", "system message from the next answer on; no TEXT: none"),
+    ("/set [NAME=VALUE ...]", "sampling: temperature=0.7 or =default; alone, show it"),
     ("/stats", "what the last answer and all answers took"),
     ("/save FILE", "write the conversation as JSON"),
     ("/exit", "end; so does Ctrl-D. Ctrl-C ends an answer"),
@@ -77,18 +74,14 @@ class ChatCommands:
         if last is None:
             yield "There was no answer yet."
             return
-        yield (
-            f"last answer: {last.tokens_per_s:.1f} tok/s after {last.ttft_s:.2f} s; {last.prompt_tok} tokens of "
-            f"prompt, {last.reused_tok} of them in the cache already; "
-            f"{last.committed_per_round:.2f} committed a round, {last.acceptance:.0%} of drafts accepted; "
-            f"{last.hits} hits, {last.late} late, {last.misses} misses; seed {last.seed}"
-        )
-        yield (
-            f"answers so far: {totals.answers}; {totals.answer_tok} tokens, {totals.tokens_per_s:.1f} tok/s; "
-            f"{totals.prefilled_tok} tokens prefilled, {totals.reused_tok} reused"
-        )
+        yield f"last answer  {last.tokens_per_s:.1f} tok/s after {last.ttft_s:.2f} s, seed {last.seed}"
+        yield f"  prompt     {last.prompt_tok} tokens, {last.reused_tok} of them in the cache already"
+        yield f"  drafts     {last.committed_per_round:.2f} committed a round, {last.acceptance:.0%} accepted"
+        yield f"  experts    {last.hits} hits, {last.late} late, {last.misses} misses"
+        yield f"all answers  {totals.answers}: {totals.answer_tok} tokens, {totals.tokens_per_s:.1f} tok/s"
+        yield f"  prompts    {totals.prefilled_tok} tokens prefilled, {totals.reused_tok} reused"
         used_tok = last.prompt_tok + last.committed + 1
-        yield f"context: {used_tok} of {self._conversation.context_tok} tokens used"
+        yield f"context      {used_tok} of {self._conversation.context_tok} tokens used"
 
     def _save(self, argument: str) -> Iterator[str]:
         if not argument:

@@ -24,7 +24,7 @@ __all__ = ["ChatSession", "read_line"]
 class ChatSession:
     """answers: where text goes; say: shows a line that is none of the model's; on_answer: hears of every answer kept.
 
-    read: the next line, EOFError at the end.
+    read: the next line, EOFError at the end; wait: hears that nothing of an answer is there yet, and when that ends.
     """
 
     def __init__(
@@ -36,9 +36,11 @@ class ChatSession:
         answers: TextIO,
         say: Callable[[str], None],
         on_answer: Callable[[GenerationResult], None],
+        wait: Callable[[bool], None] = lambda is_waiting: None,
     ) -> None:
         self._conversation, self._commands = conversation, commands
         self._read, self._answers, self._say, self._on_answer = read, answers, say, on_answer
+        self._wait = wait
 
     def run(self) -> int:
         """Talk until the input ends; returns how many lines failed."""
@@ -73,17 +75,28 @@ class ChatSession:
             return
         stream = self._conversation.ask(line)
         try:
+            self._wait(True)
             self._show(stream)
         finally:
+            self._wait(False)
             self._answers.write("\n")
             self._answers.flush()
         if not stream.has_result:
             self._say("The answer was dropped, and its question with it.")
             return
         self._conversation.keep(line, stream.result)
-        if stream.result.finish_reason.value != "stop":
-            self._say(f"({stream.result.finish_reason.value} after {len(stream.result.tokens)} tokens)")
+        self._say_why_it_ended(stream.result)
         self._on_answer(stream.result)
+
+    def _say_why_it_ended(self, result: GenerationResult) -> None:
+        """Where the model did not end the answer itself."""
+        num_tok, context_tok = len(result.tokens), self._conversation.context_tok
+        if result.finish_reason.value == "cancelled":
+            self._say(f"(interrupted after {num_tok} tokens; what was said is kept)")
+        elif result.finish_reason.value == "length" and result.stats.prompt_tok + num_tok >= context_tok:
+            self._say(f"(the context of {context_tok} tokens is full: /reset makes room, or a larger --ctx-size)")
+        elif result.finish_reason.value == "length":
+            self._say(f"(cut after {num_tok} tokens; /set max_new_tokens=N allows more)")
 
     def _show(self, stream: GenerationStream) -> None:
         """Write pieces as they come."""
@@ -91,6 +104,7 @@ class ChatSession:
         while True:
             try:
                 for piece in stream:
+                    self._wait(False)
                     self._answers.write(piece.text)
                     self._answers.flush()
                 return
@@ -108,8 +122,12 @@ def read_line(prompt: str) -> str:
         if not line:
             raise EOFError
         return line.rstrip("\n")
-    if sys.stdout.isatty():
+    if not sys.stdout.isatty():
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        prompt = ""
+    try:
         return input(prompt)
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
-    return input()
+    except EOFError:
+        sys.stderr.write("\n")  # or the shell's prompt comes behind ours
+        raise

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from io import StringIO
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["Bar", "busy", "err", "out", "print_json", "print_table", "progress_bar", "token_bar"]
+__all__ = [
+    "Bar",
+    "err",
+    "out",
+    "print_json",
+    "print_table",
+    "progress_bar",
+    "replies",
+    "resumable",
+    "silence",
+    "start_torch",
+    "text_stream",
+]
+
+_BYTES = "bytes"
 
 # No markup and no highlighting: names and paths are shown as they are, square brackets included.
 out = Console(soft_wrap=True, markup=False, highlight=False)
 err = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+replies = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)  # what was asked for: not silenced
+for console in (out, err, replies):
+    console.soft_wrap = not console.is_terminal  # a terminal breaks lines between words, a file keeps them whole
+
+
+def silence() -> None:
+    """From now on `err` prints nothing, and draws no bar."""
+    err.quiet = True
+
 
 _UNBOUNDED_CHARS = 10_000  # no line of ours is as long
 
@@ -43,46 +72,100 @@ def print_table(table: Table) -> None:
     if out.is_terminal:
         out.print(table, soft_wrap=False)
     else:
-        text = StringIO()
+        text = io.StringIO()
         Console(file=text, width=_UNBOUNDED_CHARS).print(table)
         for line in text.getvalue().splitlines():
             out.print(line.rstrip())
 
 
-def busy(what: str) -> AbstractContextManager[object]:
-    """A line that moves on stderr while the block runs, on a terminal."""
-    return err.status(what) if err.is_terminal else nullcontext()
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Around work whose finished part stays: Ctrl-C says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what is done stays, and the same command goes on from there.") from None
+
+
+def start_torch() -> None:
+    """Import what takes seconds, and say so meanwhile.
+
+    Some library swallows a KeyboardInterrupt that comes while it is imported, or makes another error of it; so that
+    Ctrl-C came is remembered.
+    """
+    signals: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGINT, hear)
+    try:
+        with err.status("starting PyTorch"):
+            importlib.import_module("moespeq.api")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if signals:
+            raise KeyboardInterrupt
+
+
+def text_stream(*, has_json: bool) -> TextIO:
+    """Where a model's text goes: stdout, or where that belongs to one JSON object, stderr, unless silenced."""
+    if not has_json:
+        return sys.stdout
+    return io.StringIO() if err.quiet else sys.stderr
 
 
 class Bar:
-    """A ProgressSink that draws from its first update on."""
+    """A ProgressSink of bytes, rate and time left that draws from its first update on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: TaskID | None = None
+        self._unit = ""
 
     def update(self, done: int, total: int, what: str) -> None:
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(what, total=total)
+        self.draw(done, total, what, _BYTES)
+
+    def counting(self, unit: str) -> Counter:
+        """The same bar for tokens, replays or whatever `unit` names."""
+        return Counter(partial(self.draw, unit=unit))
+
+    def draw(self, done: int, total: int, what: str, unit: str) -> None:
+        if self._task is None or unit != self._unit:  # rate and time left are those of one unit
+            if self._task is None:
+                self._progress.start()
+            else:
+                self._progress.remove_task(self._task)
+            self._task, self._unit = self._progress.add_task(what, total=total, unit=unit), unit
         self._progress.update(self._task, completed=done, total=total, description=what)
 
 
-def progress_bar() -> AbstractContextManager[Bar]:
-    """A bar of bytes, rate and time left on stderr while the block runs."""
-    return _bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A ProgressSink of something that is not bytes."""
+
+    update: Callable[[int, int, str], None]
 
 
-def token_bar() -> AbstractContextManager[Bar]:
-    """A bar of tokens and time left on stderr while the block runs."""
-    return _bar(MofNCompleteColumn(), TextColumn("tokens"))
+class _Figures(ProgressColumn):
+    """How much of how much is done: bytes with their rate, anything else as a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes, self._rate = DownloadColumn(), TransferSpeedColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.fields["unit"] == _BYTES:
+            return Text.assemble(self._bytes.render(task), " ", self._rate.render(task))
+        return Text(f"{task.completed:.0f}/{task.total:.0f} {task.fields['unit']}", style="progress.download")
 
 
 @contextmanager
-def _bar(*figures: ProgressColumn) -> Iterator[Bar]:
-    """None where stderr is no terminal, whose lines belong to errors."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *figures, TimeRemainingColumn())
-    progress = Progress(*columns, console=err, disable=not err.is_terminal)
+def progress_bar() -> Iterator[Bar]:
+    """A bar on stderr while the block runs; none where that is no terminal, whose lines belong to errors."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Figures(), TimeRemainingColumn())
+    progress = Progress(*columns, console=err, disable=err.quiet or not err.is_terminal)
     try:
         yield Bar(progress)
     finally:

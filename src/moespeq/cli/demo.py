@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,8 +36,14 @@ def command(
     seed: options.Seed = None,
     json: options.Json = False,
 ) -> None:
-    """Answer GSM8K test questions with a model larger than the memory it is given, three ways."""
-    from moespeq.cli.console import err, out, print_json
+    """Compare three ways to decode in the same small memory.
+
+    The packaged model answers GSM8K test questions by plain decoding, by speculation and on demand, as fast as the disk
+    goes and on a paced link.
+
+    Example: moespeq demo --questions 1 --max-new-tokens 32
+    """
+    from moespeq.cli.console import err, out, print_json, progress_bar, text_stream
     from moespeq.config import LoadOptions, parse_bytes
     from moespeq.decode.params import SamplingParams
     from moespeq.decode.planning import plan_of
@@ -48,7 +53,7 @@ def command(
     from moespeq.prepare import prepare_cached
     from moespeq.store import Store
 
-    console, text_to = (err, sys.stderr) if json else (out, sys.stdout)
+    console, text_to = err if json else out, text_stream(has_json=json)
     asked = read_questions(questions)
     bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
     sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
@@ -76,17 +81,19 @@ def command(
     passes: list[PassResult] = []
     for name, layout, mode in kinds:
         console.print(f"\n[bold]{name}[/]", markup=True)
-        passes.append(
-            run_pass(
-                name,
-                stores[layout],
-                asked,
-                link_bytes_per_s=float(bandwidth_bytes_per_s),
-                on_text=on_text,
-                options=mode,
-                sampling=sampling,
+        with progress_bar() as bar:
+            passes.append(
+                run_pass(
+                    name,
+                    stores[layout],
+                    asked,
+                    link_bytes_per_s=float(bandwidth_bytes_per_s),
+                    on_text=on_text,
+                    progress=bar.counting("tokens"),
+                    options=mode,
+                    sampling=sampling,
+                )
             )
-        )
     if json:
         print_json(_to_json(passes))
         return

@@ -44,6 +44,7 @@ def command(
     With --server or --run there is a test generation only where MODEL is given.
 
     Example: moespeq doctor --server http://127.0.0.1:8000
+        Example: moespeq doctor --server http://127.0.0.1:8000
     """
     from moespeq.cli.console import print_json
     from moespeq.cli.doctor_text import print_report
@@ -72,7 +73,7 @@ def command(
 
 def _machine(model: str | None, device: str) -> Iterator[Finding]:
     from moespeq.cache_folder import cache_folder
-    from moespeq.cli.console import busy
+    from moespeq.cli.console import err
     from moespeq.doctor.gpu_checks import check_gpu
     from moespeq.doctor.gpu_probe import probe_gpu
     from moespeq.doctor.machine import GpuFacts
@@ -81,7 +82,7 @@ def _machine(model: str | None, device: str) -> Iterator[Finding]:
     from moespeq.prepare import is_store
 
     store = Path(model) if model is not None and is_store(Path(model)) else None
-    with busy("looking at this machine"):
+    with err.status("looking at this machine"):
         host = probe_host()
         gpu = GpuFacts("--device cpu was asked for") if device == "cpu" else probe_gpu()
         disk = probe_disk(store or cache_folder(), None if store is None else store / "experts.bin")
@@ -94,7 +95,7 @@ def _machine(model: str | None, device: str) -> Iterator[Finding]:
 def _server(url: str, api_key: str | None, watch_s: float) -> Iterator[Finding]:
     import httpx
 
-    from moespeq.cli.console import busy
+    from moespeq.cli.console import err
     from moespeq.demo.assets import read_questions
     from moespeq.doctor.decoding_checks import check_decoding
     from moespeq.doctor.server_probe import watch_server
@@ -108,7 +109,7 @@ def _server(url: str, api_key: str | None, watch_s: float) -> Iterator[Finding]:
         raise UsageError(
             f"'{url}' is no address of a server ({error}); write it like http://127.0.0.1:8000."
         ) from error
-    with client, busy(f"watching {url}"):
+    with client, err.status(f"watching {url}"):
         watched = watch_server(client, prompt=read_questions(1)[0].prompt, watch_s=watch_s)
     yield watched.health
     yield from check_decoding(watched.signals)

@@ -20,12 +20,17 @@ def command(
     *,
     json: options.Json = False,
 ) -> None:
-    """Write the checkpoint a store was made from; every file is byte-identical and checked against its SHA-256."""
+    """Write the checkpoint back that a store was made from.
+
+    Every file is byte-identical to the source and checked against its SHA-256. Interrupted, it goes on when run again.
+
+    Example: moespeq export olmoe.moespeq olmoe-checkpoint
+    """
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.cli.console import print_json, progress_bar, resumable
     from moespeq.prepare import export_checkpoint
 
-    with progress_bar() as bar:
+    with progress_bar() as bar, resumable():
         folder = export_checkpoint(store, out, progress=bar)
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     if json:

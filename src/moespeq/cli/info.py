@@ -11,6 +11,8 @@ from moespeq.cli import options
 __all__ = ["command"]
 
 _LeastMemory = dict[str, dict[str, dict[str, int]]]
+_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+_WAY_WIDTH, _SIZE_WIDTH = 38, 14
 _WAYS = {
     "with_draft": "with the whole draft",
     "base_travels": "without (the base travels, k = 0)",
@@ -23,7 +25,12 @@ def command(
     *,
     json: options.Json = False,
 ) -> None:
-    """Describe a store or checkpoint."""
+    """Describe a store or checkpoint without loading it.
+
+    Of a store, with the least memory of each way to run it.
+
+    Example: moespeq info olmoe.moespeq
+    """
     from moespeq.cli.console import out, print_json
     from moespeq.config import format_at_least, format_bytes
     from moespeq.inspection import describe_model
@@ -36,10 +43,12 @@ def command(
     width = max(map(len, facts))
     for name, value in facts.items():
         is_size = name.endswith("_bytes")
-        label = name.removesuffix("_bytes").replace("_", " ")
+        label = name.replace("_bytes", " size").replace("_", " ")
         out.print(f"{label:<{width}}  {format_bytes(value) if is_size else value}")
     for device, contexts in least_memory.items():
-        out.print(f"least memory on {'a GPU' if device == 'cuda' else 'a CPU'}")
-        for tok, ways in contexts.items():
-            sizes = ", ".join(f"{format_at_least(ways[way])} {words}" for way, words in _WAYS.items())
-            out.print(f"{f'  at {tok} tok':<{width}}  {sizes}")
+        out.print()
+        heads = "".join(f"{f'{tok} tokens':>{_SIZE_WIDTH}}" for tok in contexts)
+        out.print(f"{f'least memory on a {_DEVICES[device]}':<{_WAY_WIDTH}}{heads}")
+        for way, words in _WAYS.items():
+            sizes = "".join(f"{format_at_least(ways[way]):>{_SIZE_WIDTH}}" for ways in contexts.values())
+            out.print(f"  {words:<{_WAY_WIDTH - 2}}{sizes}")

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from moespeq import __version__
+from moespeq.cli.manual import ManualCommand, ManualGroup
+from moespeq.cli.reporting import with_reporting
 from moespeq.errors import MoespeqError
 
 __all__ = ["app", "run"]
@@ -19,40 +21,55 @@ __all__ = ["app", "run"]
 EXIT_ERROR = 2
 EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
 _SHOWN_CHARS = 100  # of a path that the system refused
-COMMANDS = (
-    "run",
-    "chat",
-    "serve",
-    "prepare",
-    "verify",
-    "export",
-    "info",
-    "plan",
-    "doctor",
-    "profile",
-    "ablation",
-    "demo",
-)
+PANELS = {
+    "Ask a model": ("run", "chat", "serve"),
+    "Stores": ("prepare", "verify", "export", "info"),
+    "Plan and measure": ("plan", "doctor", "profile", "ablation", "demo"),
+}
+COMMANDS = tuple(name for names in PANELS.values() for name in names)
 TRACE_COMMANDS = ("record", "show", "replay")
+_WITHOUT_TORCH = ("trace_show", "trace_replay")
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+_EPILOG = (
+    "Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the reader of standard output "
+    "went away."
+)
+
+
+def _add_command(group: typer.Typer, name: str, module: str, panel: str | None = None) -> None:
+    command = with_reporting(
+        importlib.import_module(f"moespeq.cli.{module}").command,
+        usual_level="info" if name == "serve" else "warning",
+        has_torch=module not in _WITHOUT_TORCH,
+    )
+    group.command(name, cls=ManualCommand, rich_help_panel=panel, context_settings=_HELP_OPTIONS)(command)
+
 
 app = typer.Typer(
     name="moespeq",
+    cls=ManualGroup,
     help="Mixture-of-experts models larger than the device's memory, at full bf16 fidelity, by exact speculation.",
-    add_completion=False,
+    epilog=_EPILOG,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP_OPTIONS,
 )
-for name in COMMANDS:
-    app.command(name)(importlib.import_module(f"moespeq.cli.{name}").command)
+for panel, names in PANELS.items():
+    for name in names:
+        _add_command(app, name, name, panel)
 
 trace = typer.Typer(
     name="trace",
-    help="Routing traces: record one of a real run, look at it, replay it on other hardware.",
+    cls=ManualGroup,
+    help="Record what a run routed to, look at it, replay it on other hardware.",
     no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=_HELP_OPTIONS,
 )
 for name in TRACE_COMMANDS:
-    trace.command(name)(importlib.import_module(f"moespeq.cli.trace_{name}").command)
-app.add_typer(trace)
+    _add_command(trace, name, f"trace_{name}")
+app.add_typer(trace, rich_help_panel="Plan and measure")
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,8 +107,6 @@ def run() -> None:
     except OSError as error:
         _fail(_explain_system(error))
     except typer.TyperException as error:
-        if not error.format_message():  # without a command: the help is out already
-            sys.exit(EXIT_ERROR)
         _fail(_explain(error))
 
 

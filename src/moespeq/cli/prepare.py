@@ -36,14 +36,20 @@ def command(
     ] = "auto",
     json: options.Json = False,
 ) -> None:
-    """Stream a checkpoint into a store; the original may then be deleted. Interrupted, it goes on when run again."""
+    """Turn a checkpoint into a store.
+
+    Routed experts shrink by a fifth, and `moespeq export` gives the checkpoint back byte for byte, so the original may
+    be deleted. Interrupted, it goes on when run again.
+
+    Example: moespeq prepare allenai/OLMoE-1B-7B-0924 --out olmoe.moespeq
+    """
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.cli.console import print_json, progress_bar, resumable
     from moespeq.config import format_bytes
     from moespeq.prepare import default_layout, not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)
-    with progress_bar() as bar:
+    with progress_bar() as bar, resumable():
         store = prepare_store(model, out, layout=layout, fmt=fmt, device=device, progress=bar)
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())

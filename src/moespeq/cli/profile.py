@@ -29,9 +29,12 @@ def command(
     device_memory: options.DeviceMemory = None,
     json: options.Json = False,
 ) -> None:
-    """Measure copies by block size, disk reads and, with MODEL, draft, verify and decoding, for the planner.
+    """Measure this machine, and a model on it, for the planner.
 
-    Times of other models that the file holds stay.
+    Copies by block size and disk reads; with MODEL also draft, verify and decoding. Every load reads the file in the
+    cache folder. Times of other models that the file holds stay.
+
+    Example: moespeq profile olmoe.moespeq
     """
     import json as json_format
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -31,7 +30,13 @@ def command(
     repetition_penalty: options.RepetitionPenalty = None,
     acceptance: Annotated[
         str | None,
-        typer.Option("--acceptance", metavar="coupled|rejection", help="How sampled drafts are accepted."),
+        typer.Option(
+            "--acceptance",
+            metavar="coupled|rejection",
+            help="How sampled drafts are accepted: coupled by default; rejection accepts more at high temperature, and "
+            "the text then depends on k.",
+            rich_help_panel=options.SAMPLING,
+        ),
     ] = None,
     stop: options.Stop = None,
     seed: options.Seed = None,
@@ -51,9 +56,14 @@ def command(
     mode: options.Mode = "speculative",
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt, token by token as rounds commit them."""
+    """Answer one prompt, streamed as rounds commit tokens.
+
+    A checkpoint is prepared into the cache the first time. Ctrl-C ends the answer after the running round and keeps it.
+
+    Example: moespeq run allenai/OLMoE-1B-7B-0924 -p "The capital of France is" -n 16
+    """
     from moespeq.api import load
-    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.cli.console import err, print_json, progress_bar, text_stream
     from moespeq.cli.prompts import read_prompt, request_of
 
     text = read_prompt(prompt)
@@ -91,9 +101,8 @@ def command(
     with engine:
         if "records" in engine.plan.reasons:
             err.print(engine.plan.reasons["records"])
-        target = sys.stderr if json else sys.stdout
         stream = engine.stream(request_of(engine, text, chat=chat, system=system), **sampling)
-        was_interrupted = _show(stream, target)
+        was_interrupted = _show(stream, text_stream(has_json=json))
         stats = stream.result.stats
         if json:
             print_json(
@@ -113,21 +122,23 @@ def command(
                 style="dim",
             )
     if was_interrupted:
-        if not json:
-            err.print("interrupted")
-        raise typer.Exit(options.EXIT_INTERRUPTED)
+        raise KeyboardInterrupt("what is shown of the answer is what was committed.")
 
 
 def _show(stream: GenerationStream, target: TextIO) -> bool:
     """Write pieces as they come; Ctrl-C ends the generation after the running round. Returns whether it did."""
+    from moespeq.cli.console import err
+
     was_interrupted = False
-    while True:
-        try:
-            for piece in stream:
-                target.write(piece.text)
-                target.flush()
-            target.write("\n")
-            return was_interrupted
-        except KeyboardInterrupt:
-            was_interrupted = True
-            stream.cancel()
+    with err.status("reading the prompt") as waiting:
+        while True:
+            try:
+                for piece in stream:
+                    waiting.stop()
+                    target.write(piece.text)
+                    target.flush()
+                target.write("\n")
+                return was_interrupted
+            except KeyboardInterrupt:
+                was_interrupted = True
+                stream.cancel()

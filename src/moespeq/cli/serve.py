@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PREFILL_ROWS = 512
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def command(
@@ -48,9 +47,6 @@ def command(
             "--cors", metavar="ORIGIN", help="Let pages of this origin ask from a browser, * all; may be given again."
         ),
     ] = None,
-    log_level: Annotated[
-        str, typer.Option("--log-level", metavar="debug|info|warning|error", help="What is logged to stderr.")
-    ] = "info",
     k: options.K = "auto",
     k_min: options.KMin = 0,
     itl_budget: options.ItlBudget = None,
@@ -65,18 +61,20 @@ def command(
     link_bandwidth: options.LinkBandwidth = None,
     json: options.Json = False,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API: moespeq serve MODEL --port 8000."""
+    """Serve a model over HTTP, as OpenAI's API.
+
+    One request is answered at a time, the others queue. Ctrl-C or SIGTERM lets answers end, then closes the engine.
+
+    Example: moespeq serve allenai/OLMoE-1B-7B-0924-Instruct --port 8000
+    """
     from moespeq.api import load
     from moespeq.cli.console import err, print_json, progress_bar
-    from moespeq.errors import UsageError
     from moespeq.server.metrics import ServerMetrics
     from moespeq.server.service import LoadProgress, Service
     from moespeq.server.serving import HttpServer, listen
     from moespeq.server.worker import EngineWorker, WorkerState
     from moespeq.transfer.clock import MonotonicClock
 
-    if log_level not in _LOG_LEVELS:
-        raise UsageError(f"log level '{log_level}' is unknown; use {', '.join(_LOG_LEVELS)}.")
     progress, clock = LoadProgress(), MonotonicClock()
 
     def open_engine() -> Engine:
@@ -116,7 +114,7 @@ def command(
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
-    server = HttpServer(service, log_level=log_level, grace_s=grace, cors_origins=cors or ())
+    server = HttpServer(service, grace_s=grace, cors_origins=cors or ())
     server.run(listening)
 
 

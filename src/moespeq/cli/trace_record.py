@@ -50,10 +50,15 @@ def command(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Answer one prompt, and record what was routed where by the target, the draft and a look one layer ahead."""
+    """Answer one prompt and record what was routed where.
+
+    By the target, by the INT4 draft, and by each layer's router one layer early. The answer itself is in --json only.
+
+    Example: moespeq trace record olmoe.moespeq --out run.trace -p "Once upon a time"
+    """
     from moespeq.api import load
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar, token_bar
+    from moespeq.cli.console import print_json, progress_bar
     from moespeq.cli.prompts import read_prompt, request_of
     from moespeq.config import LoadOptions
     from moespeq.decode.recording import record, require_draft
@@ -95,8 +100,8 @@ def command(
         engine = load(model, progress=bar, **loading)
     with engine:
         request = request_of(engine, text, chat=chat, system=system)
-        with token_bar() as bar:
-            recording = record(engine, request, progress=bar.update, **sampling)
+        with progress_bar() as bar:
+            recording = record(engine, request, progress=bar.counting("tokens").update, **sampling)
     recording.trace.write(out)
     if timeline is not None:
         write_timeline(recording.times, timeline)

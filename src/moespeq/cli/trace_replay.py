@@ -49,11 +49,14 @@ def command(
     policies: Annotated[bool, typer.Option("--policies", help="Beside it each policy, and Belady's bound.")] = False,
     json: options.Json = False,
 ) -> None:
-    """What a recorded run would have taken on other hardware or with other options, on a virtual clock.
+    """Tell what a recorded run would have taken otherwise.
 
-    The run as recorded is replayed first: how far that is from what was measured says how far to trust the rest.
+    On other hardware or with other options, on a virtual clock. The run as recorded is replayed first: how far that is
+    from what was measured says how far to trust the rest.
+
+    Example: moespeq trace replay run.trace --link pcie4 --compare
     """
-    from moespeq.cli.console import out, print_json
+    from moespeq.cli.console import out, print_json, progress_bar
     from moespeq.replay import RoutingTrace
     from moespeq.replay.changes import Changes, neighbours
     from moespeq.replay.extrapolation import extrapolations
@@ -67,8 +70,12 @@ def command(
     settings |= {} if asked == own else {"what if": asked}
     settings |= neighbours(asked, recorded.header.num_layers * recorded.header.num_experts) if compare else {}
     outcomes = {"recorded": recorded_outcome(recorded)}
-    outcomes |= {name: replay_setting(recorded, setting) for name, setting in settings.items()}
-    by_policy = compare_policies(recorded, asked) if policies else None
+    with progress_bar() as bar:
+        tell = bar.counting("replays").update
+        for number, (name, setting) in enumerate(settings.items()):
+            tell(number, len(settings), name)
+            outcomes[name] = replay_setting(recorded, setting)
+        by_policy = compare_policies(recorded, asked, progress=tell) if policies else None
     trusted = extrapolations(recorded, asked)
     if json:
         print_json(_as_json(outcomes, settings, by_policy, trusted))

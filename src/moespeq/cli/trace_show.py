@@ -24,7 +24,13 @@ def command(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show how a model routes: entropy, reuse, distinct experts, hit rates, and how well its draft foretells it."""
+    """Show how a model routes, and how well its draft foretells it.
+
+    Seven tables, a sentence each: entropy, reuse, distinct experts, hit rates of LRU, LFU and Belady's rule, and the
+    draft's fidelity by layer and step. With --out also as figures, which needs `pip install 'moespeq[plots]'`.
+
+    Example: moespeq trace show run.trace --out figures
+    """
     from moespeq.cli.console import err, print_json
     from moespeq.figures.canvas import require_matplotlib
     from moespeq.replay import RoutingTrace

@@ -20,7 +20,10 @@ def command(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check a store."""
+    """Check every checksum of a store, and every bit against its checkpoint.
+
+    Example: moespeq verify olmoe.moespeq
+    """
     from dataclasses import asdict
 
     from moespeq.cli.console import out as console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from moespeq.transfer import MonotonicClock
 
 __all__ = ["open_engine"]
 
+_log = logging.getLogger(__name__)
+
 # Rows x top-k over experts from which on a prefill streams all of a layer's records: where nothing is known of its
 # routes, most are needed soon; where the draft foresees what its first rows need, the others may as well be asked for.
 _STREAMED_ROUTES_PER_EXPERT, _STREAMED_BESIDE_FORESIGHT = 2, 64
@@ -47,11 +50,31 @@ def open_engine(
     store = Store.open(path)
     try:
         options, plan = plan_of(store, options)
-        return _assemble(store, options, plan, dtype, Meter(progress, plan.dense_bytes + plan.base_bytes))
+        engine = _assemble(store, options, plan, dtype, Meter(progress, plan.dense_bytes + plan.base_bytes))
     except BaseException as error:
         store.close()
         give_memory_back(error)
         raise
+    _report(engine)
+    return engine
+
+
+def _report(engine: Engine) -> None:
+    """What was loaded, and at debug level why each figure is what it is."""
+    plan, options = engine.plan, engine.options
+    facts = {
+        "device": options.device,
+        "device_bytes": plan.total_bytes,
+        "host_bytes": plan.host_bytes,
+        "slots": plan.num_slots,
+        "context_tok": plan.context_tok,
+        "rows": options.row_bucket,
+        "k": options.k,
+        "records": options.records,
+    }
+    _log.info("%s is loaded", engine.manifest.name, extra={"facts": facts})
+    for name, reason in plan.reasons.items():
+        _log.debug("plan: %s: %s", name, reason)
 
 
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, meter: Meter) -> Engine:

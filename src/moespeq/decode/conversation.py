@@ -18,7 +18,7 @@ from moespeq.decode.generation import GenerationResult
 from moespeq.decode.params import SamplingParams
 from moespeq.decode.statistics import GenerationStats
 from moespeq.decode.stream import GenerationStream
-from moespeq.errors import UsageError
+from moespeq.errors import PromptError, UsageError
 
 __all__ = ["SETTINGS", "Conversation", "ConversationTotals"]
 
@@ -120,6 +120,11 @@ class Conversation:
         """The answer to `text` behind all that was kept. Raises UsageError or PromptError."""
         question = {"role": "user", "content": text}
         tokens = self._engine.tokenizer.encode_chat([*self.messages, question])
+        if len(tokens) >= self.context_tok:
+            raise PromptError(
+                f"Conversation and question have {len(tokens)} tokens, and the context {self.context_tok}, one for the "
+                "answer; /reset makes room, as does a larger --ctx-size, or ask something shorter."
+            )
         sampling = {"max_new_tokens": self._longest_answer_tok, **self._settings}
         return self._engine.stream(tokens, reuse="history", **sampling)
 

@@ -5,6 +5,7 @@ committed = accepted + 1, cut after EOS, a stop text or the limit; what is cut i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,6 +24,8 @@ from moespeq.residency import Residency
 from moespeq.types import FinishReason, StepReport
 
 __all__ = ["Generation", "GenerationResult", "StreamPiece", "TokenSink"]
+
+_log = logging.getLogger(__name__)
 
 
 class TokenSink(Protocol):
@@ -152,6 +155,7 @@ class Generation:
                 routes=self._loop.fidelity,
             ),
         )
+        _log.info("a text is generated", extra={"facts": _facts(self._result)})
         if tail:
             yield StreamPiece(tail, ())
         if self._observer is not None and self._finish is not FinishReason.CANCELLED:
@@ -175,3 +179,17 @@ class Generation:
         self._tokens.extend(tokens)
         self._parts.append(delta.text)
         return StreamPiece(delta.text, tokens)
+
+
+def _facts(result: GenerationResult) -> dict[str, object]:
+    """What a log says of a generation."""
+    stats = result.stats
+    return {
+        "finish_reason": result.finish_reason.value,
+        "prompt_tok": stats.prompt_tok,
+        "reused_tok": stats.reused_tok,
+        "tokens": len(result.tokens),
+        "ttft_s": round(stats.ttft_s, 4),
+        "tokens_per_s": round(stats.tokens_per_s, 2),
+        "acceptance": round(stats.acceptance, 3),
+    }

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from moespeq.api import load
-from moespeq.decode.generation import GenerationResult
+from moespeq.decode.engine import Engine
+from moespeq.decode.generation import GenerationResult, StreamPiece
 from moespeq.demo.assets import Question
+from moespeq.progress import Meter, ProgressSink
 
 __all__ = ["PassResult", "run_pass"]
 
@@ -84,22 +86,33 @@ def run_pass(
     *,
     link_bytes_per_s: float,
     on_text: OnText,
+    progress: ProgressSink | None = None,
     options: dict[str, Any],
     sampling: dict[str, Any],
 ) -> PassResult:
-    """Answer `questions` unpaced, streaming to `on_text`, then paced in silence."""
+    """Answer `questions` unpaced, streaming to `on_text`, then paced, telling `progress` how many tokens are there."""
     with load(store, **options) as engine:
         num_slots = engine.plan.num_slots
-        unpaced = tuple(_answer(engine, question, on_text, sampling) for question in questions)
+        unpaced = tuple(_spoken(engine, question, on_text, sampling) for question in questions)
+    meter = Meter(progress, sum(len(result.tokens) for result in unpaced))
     with load(store, **options, link_bytes_per_s=link_bytes_per_s) as engine:
-        paced = tuple(_answer(engine, question, lambda _: None, sampling) for question in questions)
+        paced = tuple(
+            _answer(engine, question, lambda piece: meter.add(len(piece.tokens), "on a paced link"), sampling)
+            for question in questions
+        )
     return PassResult(name, num_slots, unpaced, paced)
 
 
-def _answer(engine: Any, question: Question, on_text: OnText, sampling: dict[str, Any]) -> GenerationResult:
+def _spoken(engine: Engine, question: Question, on_text: OnText, sampling: dict[str, Any]) -> GenerationResult:
+    result = _answer(engine, question, lambda piece: on_text(piece.text), sampling)
+    on_text("\n")
+    return result
+
+
+def _answer(
+    engine: Engine, question: Question, on_piece: Callable[[StreamPiece], object], sampling: dict[str, Any]
+) -> GenerationResult:
     stream = engine.stream(question.prompt, **sampling)
     for piece in stream:
-        on_text(piece.text)
-    on_text("\n")
-    result: GenerationResult = stream.result
-    return result
+        on_piece(piece)
+    return stream.result

@@ -5,7 +5,7 @@ Belady's figure is a bound in bytes only: it says what had to cross the link, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -69,17 +69,25 @@ def policy_name(eviction: Eviction) -> str:
     return next(name for name, known in POLICIES.items() if known is eviction)
 
 
-def compare_policies(trace: RoutingTrace, setting: Setting, times: ComputeTimes | None = None) -> PolicyComparison:
+def compare_policies(
+    trace: RoutingTrace,
+    setting: Setting,
+    times: ComputeTimes | None = None,
+    *,
+    progress: Callable[[int, int, str], object] = lambda done, total, name: None,
+) -> PolicyComparison:
     """Each policy under `setting`; with prefetch, ours and LRU also without it, which is loading on demand.
 
-    Raises TraceError and takes `times` as replay_setting does.
+    Raises TraceError and takes `times` as replay_setting does. progress: hears how many of how many are done, and which
+    is next.
     """
     bounds = byte_bounds(routed(trace, setting, times), setting)
     kinds = [(name, eviction, setting.options.prefetch) for name, eviction in POLICIES.items()]
     if setting.options.prefetch:
         kinds += [(f"{name} without prefetch", POLICIES[name], False) for name in ("ours", "lru")]
     outcomes = []
-    for name, eviction, prefetch in kinds:
+    for number, (name, eviction, prefetch) in enumerate(kinds):
+        progress(number, len(kinds), name)
         options = replace(setting.options, eviction=eviction, prefetch=prefetch)
         outcome = replay_setting(trace, replace(setting, options=options), times)
         outcomes.append(PolicyOutcome(name, outcome, bounds.saving_share(outcome.bytes_per_tok)))

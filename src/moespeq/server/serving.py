@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
 
 from moespeq.errors import UsageError
 from moespeq.server.app import create_app
@@ -31,13 +28,13 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Runs in the main thread, whose signals end it: answers that run have `grace_s` to end, then they are cut."""
 
-    def __init__(self, service: Service, *, log_level: str, grace_s: int, cors_origins: Sequence[str]) -> None:
+    def __init__(self, service: Service, *, grace_s: int, cors_origins: Sequence[str]) -> None:
+        logging.getLogger("uvicorn.access").addFilter(_without_looks)
         self._service = service
         self._server = uvicorn.Server(
             uvicorn.Config(
                 create_app(service, cors_origins=cors_origins),
-                log_level=log_level,
-                log_config=_logs_on_stderr(log_level),
+                log_config=None,  # records go where the program's go
                 timeout_graceful_shutdown=grace_s,
                 server_header=False,
             )
@@ -57,17 +54,6 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _logs_on_stderr(log_level: str) -> dict[str, Any]:
-    """uvicorn's own and ours; standard output is for programs."""
-    config = copy.deepcopy(LOGGING_CONFIG)
-    config["handlers"]["access"] |= {"stream": "ext://sys.stderr", "filters": ["without_looks"]}
-    config["filters"] = {"without_looks": {"()": _WithoutLooks}}
-    config["loggers"]["moespeq"] = {"handlers": ["default"], "level": log_level.upper(), "propagate": False}
-    return config
-
-
-class _WithoutLooks(logging.Filter):
+def _without_looks(record: logging.LogRecord) -> bool:
     """Keeps the live page out of the access log: it looks twice a second."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (isinstance(record.args, tuple) and str(record.args[2]).startswith("/live?"))
+    return not (isinstance(record.args, tuple) and str(record.args[2]).startswith("/live?"))

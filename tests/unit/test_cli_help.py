@@ -1,0 +1,61 @@
+"""Help is a manual that answers at once: a paragraph, options by panel, an example, the same options everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from command_tree import COMMANDS, parse
+from moespeq.cli.manual import OUTPUT, example_of, paragraphs_of, params_by_panel
+
+EVERYWHERE = {"--json", "--quiet", "--log-level", "--log-format", "--help"}
+SLOW_TO_IMPORT = {"torch", "transformers", "numpy", "rich", "fastapi", "uvicorn", "safetensors", "tokenizers"}
+every_command = pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+
+
+def shown(path: tuple[str, ...]) -> str:
+    context = typer.Context(COMMANDS[path], info_name=f"moespeq {' '.join(path)}", terminal_width=78)
+    return COMMANDS[path].get_help(context)
+
+
+@every_command
+def test_a_command_has_a_paragraph_and_options_of_output_like_all_others(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    summary = paragraphs_of(command.help).split("\n\n")[0]
+    assert summary.endswith(".")
+    panels = params_by_panel(command, typer.Context(command))
+    assert [*panels][-1] == OUTPUT
+    declared = " ".join(declaration for declaration, _ in panels[OUTPUT])
+    assert {word.strip(",") for word in declared.split()} >= EVERYWHERE
+
+
+@every_command
+def test_an_example_is_a_command_line_that_parses_and_fits_a_terminal(path: tuple[str, ...]) -> None:
+    lines = example_of(COMMANDS[path].help)
+    assert lines
+    for line in lines:
+        assert line.startswith(f"moespeq {' '.join(path)}")
+        parse(line)
+        assert line in shown(path)
+
+
+@every_command
+def test_help_fits_eighty_columns_and_explains_every_option(path: tuple[str, ...]) -> None:
+    assert max(map(len, shown(path).splitlines())) <= 80
+    for rows in params_by_panel(COMMANDS[path], typer.Context(COMMANDS[path])).values():
+        assert all(meaning for _, meaning in rows)
+
+
+def test_help_and_version_import_nothing_slow() -> None:
+    lines = [["--help"], ["--version"], *([*path, "--help"] for path in COMMANDS)]
+    code = (
+        "import sys\nfrom moespeq.cli.main import app\n"
+        f"for line in {lines!r}: app(line, standalone_mode=False)\n"
+        f"print({SLOW_TO_IMPORT!r} & {{*sys.modules}})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.endswith("set()\n")
+    assert all(f"moespeq {' '.join(path)}" in ended.stdout for path in COMMANDS)
