@@ -113,7 +113,8 @@ class SpeculativeLoop:
         self._round, self.fidelity, self._observer = _Round(), RouteFidelity(), observer
         self._link.measure()  # what happened between two texts is nobody's
         before, begin_s = self._residency.counters(), self._clock.now_s()
-        self.reused_tok = self._live.reusable_tok(prompt, reuse)
+        reusable_tok = self._live.reusable_tok(prompt, reuse)
+        self.reused_tok = reusable_tok if self._runner.can_resume(reusable_tok) else 0
         self._live.cut(self.reused_tok)
         new_tokens = prompt[self.reused_tok :]
         *_, logits = self._prefill(new_tokens, start=self.reused_tok, num_logits=1)

@@ -23,6 +23,7 @@ from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
+from moespeq.model.recurrent import RecurrentStates, wrap_mixers
 
 __all__ = [
     "ROW_TILE",
@@ -107,6 +108,10 @@ class Runner(Protocol):
         """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
         ...
 
+    def can_resume(self, position: int) -> bool:
+        """Whether a prefill may begin at `position` of the sequence there is; at 0 always."""
+        ...
+
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
         ...
@@ -143,7 +148,9 @@ class EagerRunner:
         self._draft, self._target = draft, target
         self._stream = OneStream(self.device)
         length_tok = self.buckets.storage_tok(context_tok, rows)
-        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device)
+        self._states = RecurrentStates(rows)
+        mixers = wrap_mixers(model, self._states)
+        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device, mixers)
         self._masks = MaskBuilder(config, model.dtype, self.device)
         self._switch = ExpertsSwitch()
         tag([module for _, module in experts_modules(model)], self._switch)
@@ -151,10 +158,14 @@ class EagerRunner:
     @property
     def kv_bytes(self) -> int:
         """Bytes the key/value cache takes so far."""
-        return self._cache.num_bytes
+        return self._cache.num_bytes + self._states.num_bytes
 
     def forget(self) -> None:
         self._cache.clear()
+        self._states.clear()
+
+    def can_resume(self, position: int) -> bool:
+        return self._states.has(position)
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
@@ -171,6 +182,7 @@ class EagerRunner:
     ) -> torch.Tensor:
         self._stream.check()
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
+        self._states.begin_target(start, len(tokens), by_row=False)
         places = torch.arange(start, start + len(tokens), device=self.device)
         ids = torch.tensor(tokens, device=self.device)
         experts = self._target if on_ahead is None else self._heard(on_ahead)
@@ -193,6 +205,7 @@ class EagerRunner:
         step = 0
         while step < num_steps:
             places = torch.tensor([position + step], device=self.device)
+            self._states.begin_draft(position + step)
             logits = self._forward(ids, position + step, places, self._draft, bucket=bucket)
             on_step(step, self._draft.take_routes())
             if step < num_chosen:
@@ -206,6 +219,7 @@ class EagerRunner:
         live, last = len(tokens), position + len(tokens) - 1
         assert live <= self.rows
         self._target.expect(live_rows=live, row_tile=ROW_TILE if self.rows > 1 else 1, on_layer=on_layer)
+        self._states.begin_target(position, live, by_row=True)
         ids = torch.tensor([*tokens, *[tokens[-1]] * (self.rows - live)], device=self.device)
         places = torch.arange(position, position + self.rows, device=self.device).clamp_(max=last)
         return self._forward(ids, position, places, self._target)[:live]

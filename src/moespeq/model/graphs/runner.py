@@ -121,6 +121,9 @@ class GraphRunner:
         self._prefill.warm_up()
         self._prompt.capture()
 
+    def can_resume(self, position: int) -> bool:
+        return True  # models with states, which cannot, run eagerly
+
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
         self._storage.clear()
