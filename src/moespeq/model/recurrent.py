@@ -48,6 +48,11 @@ class RecurrentStates:
         """Bytes taken so far; a layer's are allocated by its first pass."""
         return sum(layer.num_bytes for layer in self._layers)
 
+    @property
+    def bytes_of_one(self) -> int:
+        """Bytes of one position's state, all layers; after a pass."""
+        return sum(layer.bytes_of_one for layer in self._layers)
+
     def new_layer(self) -> StateLayer:
         """A cache layer of these states."""
         self._layers.append(StateLayer(self._num_kept))
@@ -104,7 +109,12 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     @property
     def num_bytes(self) -> int:
         """Bytes of the ring and the running state."""
-        return sum(tensor.nbytes for tensor in (*self._ring, *self._running()))
+        return self.bytes_of_one + sum(ring.nbytes for ring in self._ring)
+
+    @property
+    def bytes_of_one(self) -> int:
+        """Bytes of the running state."""
+        return sum(tensor.nbytes for tensor in self._running())
 
     def save(self, place: int) -> None:
         """Keep the running state."""

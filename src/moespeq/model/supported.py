@@ -24,7 +24,7 @@ def check_family(folder: Path) -> None:
     if not isinstance(family, str):
         raise CheckpointError(f"{folder / 'config.json'} names no model_type; download it again.")
     if family not in FAMILIES:
-        raise UnsupportedModelError(f"{_why_not(family, config)}; the supported families are {', '.join(FAMILIES)}.")
+        raise UnsupportedModelError(f"{_why_not(family, config)}; 'moespeq info --families' lists the {len(FAMILIES)} supported ones.")
     quantization = config.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
