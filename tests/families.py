@@ -1,11 +1,9 @@
 """Tiny random checkpoints of every supported family, saved in the layout their hub checkpoints use.
 
-Owns the sizes and nothing else: what is a family, and how its tensors are named, comes from transformers.
+What is a family, and how its tensors are named, comes from transformers.
 Every model has a few layers, at least eight experts and top-k of at least two, so that routing, residency and
 prefetch all have something to do; weights are wide enough that greedy tokens differ from position to
 position.
-
-    hidden 64, intermediate 48 (routed), 3-4 layers, 8-16 experts, vocabulary 320
 """
 
 from __future__ import annotations
@@ -18,91 +16,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from family_configs import COMMON, SPECIFIC, VOCAB_SIZE
+
 __all__ = ["FAMILIES", "make_tiny", "tiny_config", "tiny_tokenizer"]
 
-VOCAB_SIZE = 320
-BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
-
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-    "tie_word_embeddings": False,
-}
-_LATENT_ATTENTION: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 48,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "num_hidden_layers": 4,
-}
-_SPECIFIC: dict[str, dict[str, Any]] = {
-    "mixtral": {
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "qwen2_moe": {
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 48,
-        "shared_expert_intermediate_size": 64,
-        "num_experts": 12,
-        "num_experts_per_tok": 4,
-    },
-    "qwen3_moe": {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 48,
-        "num_experts": 16,
-        "num_experts_per_tok": 4,
-        "norm_topk_prob": True,
-    },
-    "olmoe": {
-        "num_key_value_heads": 4,
-        "intermediate_size": 48,
-        "num_experts": 16,
-        "num_experts_per_tok": 4,
-    },
-    "phimoe": {
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "attention_bias": True,
-        "lm_head_bias": True,
-    },
-    "deepseek_v2": {**_LATENT_ATTENTION, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
-    "deepseek_v3": {**_LATENT_ATTENTION, "n_group": 4, "topk_group": 2, "num_mtp_layers": 1},
-    "gpt_oss": {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 48,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 4,
-        "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-}
-FAMILIES = tuple(_SPECIFIC)
+FAMILIES = tuple(SPECIFIC)
 
 _SENTENCES = (
     "A router sends every token to a few experts, and the others sleep.",
@@ -144,7 +62,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_config(family: str, **overrides: Any) -> Any:
     """The family's config at test size; `overrides` win."""
-    return AutoConfig.for_model(family, **{**_COMMON, **_SPECIFIC[family], **overrides})
+    return AutoConfig.for_model(family, **{**COMMON, **SPECIFIC[family], **overrides})
 
 
 def make_tiny(
@@ -184,4 +102,4 @@ def _keep_router_bias_in_fp32(model: PreTrainedModel) -> None:
     for module in model.modules():
         bias = getattr(module, "e_score_correction_bias", None)
         if bias is not None:
-            module.e_score_correction_bias = (bias.float() + 0.01 * torch.randn(bias.shape)).to(torch.float32)
+            bias.data = bias.float() + 0.01 * torch.randn(bias.shape)

@@ -92,7 +92,8 @@ class HostFill:
 class ModelShape:
     """What planning and policy need to know of a model; made by `model.describe()`, free of torch.
 
-    `matrices` maps a routed matrix's name to (out, in), the same for every expert of the model.
+    `matrices` maps a routed matrix's name to (out, in), the same for every expert of the model. state_bytes: what
+    layers without keys and values (linear attention, state space) remember at one position.
     """
 
     model_type: str
@@ -105,6 +106,7 @@ class ModelShape:
     max_context_tok: int
     matrices: tuple[tuple[str, int, int], ...]
     kv_bytes_per_tok: int
+    state_bytes: int = 0
 
     @property
     def weights_per_expert(self) -> int:

@@ -73,6 +73,12 @@ def test_target_logits_equal_those_of_transformers(checkpoint: Path, store: Path
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+def test_keys_values_and_states_take_what_the_plan_says(store: Path) -> None:
+    with open_tight(store, NUM_SLOTS, k=4) as engine:
+        engine.generate(prompts(1)[0], max_new_tokens=6, ignore_eos=True)
+        assert engine._parts.runner.kv_bytes == engine.plan.kv_bytes
+
+
 def test_speculative_text_is_plain_text_with_a_draft_that_is_often_wrong(
     store: Path, plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_a_dense_model(refused: Refused, tmp_path: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     sentence = refused("run", tmp_path / "llama", "-p", "x")
     assert "'llama' is dense: it has no routed experts to offload" in sentence
-    assert "the supported families are mixtral, " in sentence
+    assert "info --families" in sentence
 
 
 def test_a_family_no_test_proves(refused: Refused, checkpoint: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,13 @@ def test_a_sound_model_passes(demo_store: Path) -> None:
 
 
 def test_a_cache_that_rounds_left_otherwise_is_seen(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies, calls = SharedCache.copies, []
+    rows, calls = SharedCache.rows, []
 
-    def spoilt(cache: SharedCache, num_tok: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        calls.append(num_tok)
-        for keys, values in copies(cache, num_tok):
-            yield keys * 2 if len(calls) == 1 else keys, values
+    def spoilt(cache: SharedCache, begin: int, end: int) -> list[tuple[torch.Tensor, ...]]:
+        calls.append(end)
+        return [(keys * 2 if len(calls) == 1 else keys, values) for keys, values in rows(cache, begin, end)]
 
-    monkeypatch.setattr(SharedCache, "copies", spoilt)
+    monkeypatch.setattr(SharedCache, "rows", spoilt)
     test = run_self_test(tiny_store, TOKENS, device="cpu")
     assert (test.first_difference, test.kv_differing) == (None, test.num_layers)
 

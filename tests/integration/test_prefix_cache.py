@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_keys_that_come_back_are_those_of_a_fresh_prefill(engine: Engine) -> Non
     def keys() -> list[Any]:
         runner = engine._parts.runner
         assert isinstance(runner, EagerRunner)
-        return [tensor.clone() for tensor in runner.kv_rows(0, len(ANN))]
+        return [tensor.clone() for layer in runner.kv_rows(0, len(ANN)) for tensor in layer]
 
     engine.generate(ANN, reuse="prompt", **GREEDY)
     fresh = keys()
@@ -111,7 +112,7 @@ def test_a_fault_in_a_prefill_keeps_the_chunks_before_it(
         logits = honest(self, tokens, start, **how)
         if start == CHUNK:
             with torch.inference_mode():
-                for live in self.kv_rows(0, 2 * CHUNK):
+                for live in itertools.chain(*self.kv_rows(0, 2 * CHUNK)):
                     live.fill_(float("nan"))
             raise RuntimeError("a pass failed")
         return logits

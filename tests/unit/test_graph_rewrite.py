@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES, tiny_config
+from families import tiny_config
+from moespeq.model import families
 from moespeq.model.graphs import operators, small_ops
 from moespeq.model.graphs.attention import KVStorage
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.rewrite import Rewritten, rewrite
 from moespeq.model.graphs.static_pass import StaticPass
 
-WITH_GRAPHS = [family for family in FAMILIES if family != "gpt_oss"]
+WITH_GRAPHS = [name for name, family in families.FAMILIES.items() if family.has_graphs]
 
 
 @pytest.fixture(autouse=True)

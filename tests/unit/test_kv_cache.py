@@ -94,7 +94,7 @@ def test_rows_are_views_of_every_layer_that_was_written() -> None:
     write(cache, 0, 0, 8, 16, seed=1)
     write(cache, 1, 0, 8, 16, seed=3)
     rows = cache.rows(2, 6)
-    assert [tuple(tensor.shape) for tensor in rows] == [(1, HEADS, 4, WIDTH)] * 2 * LAYERS
-    rows[-1].zero_()
+    assert [tuple(tensor.shape) for layer in rows for tensor in layer] == [(1, HEADS, 4, WIDTH)] * 2 * LAYERS
+    rows[-1][-1].zero_()
     assert not cache.layers[1].values[:, :, 2:6].any()
     assert torch.equal(cache.layers[1].values[:, :, 6:8], states(8, seed=4)[:, :, 6:])

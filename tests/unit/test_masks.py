@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from families import FAMILIES, tiny_config
+from family_configs import SPECIFIC
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
+from moespeq.model.recurrent import RecurrentStates, wrap_mixers
 
 CPU = torch.device("cpu")
 LENGTH, BUCKET, WINDOW = 24, 32, 6
@@ -35,13 +37,13 @@ def model_of(family: str, overrides: dict[str, Any]) -> PreTrainedModel:
 
 
 @contextmanager
-def masks_of_layers(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Collects, layer by layer, which positions a pass may see: bool [T, B]."""
-    seen: list[torch.Tensor] = []
+def masks_of_layers(model: PreTrainedModel) -> Iterator[list[torch.Tensor | None]]:
+    """Collects, layer by layer, which positions a pass may see: bool [T, B], None for a layer with a state."""
+    seen: list[torch.Tensor | None] = []
 
     def keep(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         mask = kwargs["attention_mask"]
-        seen.append(mask[0, 0] == 0)
+        seen.append(mask if mask is None else mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0)
 
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in model.model.layers]
     try:
@@ -51,9 +53,9 @@ def masks_of_layers(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
             hook.remove()
 
 
-def own_masks(model: PreTrainedModel, chunks: Sequence[int]) -> list[torch.Tensor]:
+def own_masks(model: PreTrainedModel, chunks: Sequence[int]) -> list[torch.Tensor | None]:
     """What each layer may see in the last of some passes, by transformers itself."""
-    cache, start = DynamicCache(), 0
+    cache, start = DynamicCache(config=model.config), 0
     for length in chunks:
         with masks_of_layers(model) as seen, torch.inference_mode():
             model(torch.full((1, length), 5), past_key_values=cache)
@@ -61,9 +63,11 @@ def own_masks(model: PreTrainedModel, chunks: Sequence[int]) -> list[torch.Tenso
     return seen
 
 
-def our_masks(model: PreTrainedModel, start: int, places: torch.Tensor) -> list[torch.Tensor]:
+def our_masks(model: PreTrainedModel, start: int, places: torch.Tensor) -> list[torch.Tensor | None]:
     """What each layer may see in a pass of ours whose rows stand at `places`, written from `start`."""
-    cache = SharedCache(model.config.num_hidden_layers, 2 * BUCKET, CPU)
+    states = RecurrentStates(rows=LENGTH)
+    cache = SharedCache(model.config.num_hidden_layers, 2 * BUCKET, CPU, wrap_mixers(model, states))
+    states.begin_target(0, len(places), by_row=False)  # what states hold is not looked at here
     cache.cursor.move(start, len(places), BUCKET)
     mask = MaskBuilder(model.config, torch.float32, CPU).build(places, BUCKET)
     with masks_of_layers(model) as seen, torch.inference_mode():
@@ -76,10 +80,17 @@ def our_masks(model: PreTrainedModel, start: int, places: torch.Tensor) -> list[
     return seen
 
 
-def padded(mask: torch.Tensor, length: int) -> torch.Tensor:
+def as_ours(mask: torch.Tensor, length: int) -> torch.Tensor:
     """A sliding cache of transformers drops old positions; they are hidden ones of ours."""
     mask = torch.nn.functional.pad(mask, (length - mask.shape[1], 0))
     return torch.nn.functional.pad(mask, (0, BUCKET - length))
+
+
+def assert_same(ours: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None]) -> None:
+    for own, mask in zip(expected, ours, strict=True):
+        assert (own is None) == (mask is None)
+        if own is not None and mask is not None:
+            assert torch.equal(mask, as_ours(own, LENGTH))
 
 
 @pytest.mark.parametrize(("family", "overrides"), CASES)
@@ -87,10 +98,9 @@ def test_a_prefill_sees_what_transformers_lets_it_see(family: str, overrides: di
     model = model_of(family, overrides)
     expected, ours = own_masks(model, [LENGTH]), our_masks(model, 0, torch.arange(LENGTH))
     assert len(ours) == len(expected) == model.config.num_hidden_layers
-    for own, mask in zip(expected, ours, strict=True):
-        assert torch.equal(mask, padded(own, LENGTH))
-    is_windowed = any(not mask[-1, 0] for mask in ours)
-    assert is_windowed == (bool(overrides) or family == "gpt_oss")
+    assert_same(ours, expected)
+    is_windowed = any(mask is not None and not mask[-1, 0] for mask in ours)
+    assert is_windowed == (bool(overrides) or "sliding_window" in SPECIFIC[family])
 
 
 @pytest.mark.parametrize(("family", "overrides"), CASES)
@@ -98,8 +108,7 @@ def test_later_rows_see_what_transformers_lets_them_see(family: str, overrides: 
     model = model_of(family, overrides)
     expected = own_masks(model, [LENGTH - 4, 4])
     ours = our_masks(model, LENGTH - 4, torch.arange(LENGTH - 4, LENGTH))
-    for own, mask in zip(expected, ours, strict=True):
-        assert torch.equal(mask, padded(own, LENGTH))
+    assert_same(ours, expected)
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES, tiny_config
+from families import tiny_config
 from moespeq.model.experts import IMPLEMENTATION, ExpertsSwitch, register, tag
 from moespeq.model.graphs import operators
 from moespeq.model.graphs.attention import KVStorage
@@ -20,6 +20,18 @@ from moespeq.model.graphs.static_pass import StaticPass
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
 
+# Families whose router takes hidden states and nothing else, and gives its experts last: then a test can ask it itself.
+PLAIN_ROUTERS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "phimoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "glm4_moe",
+)
 IDS = torch.arange(3, 15)
 Experts = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -57,7 +69,7 @@ class Heard:
                 assert routes == router(self.inputs[layer - 1])[-1].tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN_ROUTERS)
 def test_every_familys_routers_answer_in_a_pass_without_graphs(family: str) -> None:
     model, switch = random_model(family), ExpertsSwitch()
     register()
@@ -84,7 +96,7 @@ def test_every_familys_routers_answer_in_a_pass_without_graphs(family: str) -> N
     heard.check()
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt_oss"])
+@pytest.mark.parametrize("family", [family for family in PLAIN_ROUTERS if family != "gpt_oss"])
 def test_every_familys_routers_answer_beside_a_graph_runners_prefill(family: str) -> None:
     operators.register()
     model = random_model(family)

@@ -44,7 +44,6 @@ def command(
     With --server or --run there is a test generation only where MODEL is given.
 
     Example: moespeq doctor --server http://127.0.0.1:8000
-        Example: moespeq doctor --server http://127.0.0.1:8000
     """
     from moespeq.cli.console import print_json
     from moespeq.cli.doctor_text import print_report

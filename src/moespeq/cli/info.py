@@ -21,20 +21,29 @@ _WAYS = {
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A store or a checkpoint folder.")],
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A store or a checkpoint folder.")] = None,
     *,
+    families: Annotated[
+        bool, typer.Option("--families", help="List the model families, and why others are not taken.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Describe a store or checkpoint without loading it.
 
-    Of a store, with the least memory of each way to run it.
+    Of a store, with the least memory of each way to run it. With --families, what can be run at all.
 
     Example: moespeq info olmoe.moespeq
     """
     from moespeq.cli.console import out, print_json
     from moespeq.config import format_at_least, format_bytes
+    from moespeq.errors import UsageError
     from moespeq.inspection import describe_model
 
+    if (model is None) != families:
+        raise UsageError("Give a MODEL to describe, or --families alone.")
+    if model is None:
+        _print_families(has_json=json)
+        return
     facts = describe_model(model)
     if json:
         print_json(facts)
@@ -52,3 +61,16 @@ def command(
         for way, words in _WAYS.items():
             sizes = "".join(f"{format_at_least(ways[way]):>{_SIZE_WIDTH}}" for ways in contexts.values())
             out.print(f"  {words:<{_WAY_WIDTH - 2}}{sizes}")
+
+
+def _print_families(*, has_json: bool) -> None:
+    from moespeq.cli.console import out, print_json
+    from moespeq.model.families import describe_families
+
+    families = describe_families()
+    if has_json:
+        print_json({"families": families})
+        return
+    width = max(len(str(family["name"])) for family in families)
+    for family in sorted(families, key=lambda family: not family["supported"]):
+        out.print(f"{family['name']:<{width}}  {'supported' if family['supported'] else family['reason']}")

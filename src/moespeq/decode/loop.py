@@ -196,6 +196,8 @@ class SpeculativeLoop:
     def _reuse(self, prompt: Sequence[int], reuse: Reuse) -> int:
         """Make the front of `prompt` live that needs no prefill; returns its length."""
         live_tok = self._live.reusable_tok(prompt, reuse)
+        if not self._runner.can_resume(live_tok):
+            live_tok = 0
         self._live.cut(live_tok)
         if reuse != "prompt":
             return live_tok

@@ -8,6 +8,7 @@ one that reads; so neither a copy nor the next owner of a place overtakes anythi
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -58,7 +59,7 @@ class PrefixCache:
 
     def reserve(self) -> None:
         """Take the memory now, where the runner has keys and values to tell its size by; else, or again: nothing."""
-        rows = self._runner.kv_rows(0, self._chunk_rows) if self._budget_bytes else []
+        rows = list(self._rows(0)) if self._budget_bytes else []
         if not rows:
             return
         chunk_bytes = -(-sum(tensor.nbytes for tensor in rows) // _ALIGN_BYTES) * _ALIGN_BYTES
@@ -74,7 +75,10 @@ class PrefixCache:
         """The kept and the live tensors of a chunk: keys and values of every layer."""
         assert self._memory is not None
         begin_tok, begin = index * self._chunk_rows, 0
-        for live in self._runner.kv_rows(begin_tok, begin_tok + self._chunk_rows):
+        for live in self._rows(begin_tok):
             kept = self._memory[place, begin : begin + live.nbytes]
             yield kept.view(live.dtype).view(live.shape), live
             begin += live.nbytes
+
+    def _rows(self, begin_tok: int) -> Iterator[Tensor]:
+        return itertools.chain.from_iterable(self._runner.kv_rows(begin_tok, begin_tok + self._chunk_rows))

@@ -32,6 +32,7 @@ from moespeq.decode.sampling import Sampler
 from moespeq.decode.timeline import RoundTimes
 from moespeq.decode.trace_header import header_of, rounds_of
 from moespeq.errors import UsageError
+from moespeq.model.families import why_not_traced
 from moespeq.model.runner import Runner
 from moespeq.replay import RoutingTrace, TracePosition
 from moespeq.replay.routing_trace import Routes
@@ -59,6 +60,9 @@ def record(engine: Engine, prompt: Prompt, *, progress: Progress | None = None, 
     Afterwards the engine answers as before. Raises UsageError where it never drafts, and what `Engine.stream` raises.
     """
     require_draft(engine.options)
+    reason = why_not_traced(engine.manifest.model_type)
+    if reason is not None:
+        raise UsageError(f"No trace can be recorded of a {engine.manifest.model_type} model: {reason}.")
     if sampling.get("acceptance") == "rejection":
         raise UsageError(
             "Under rejection sampling a text depends on how deep its rounds drafted, and a trace is replayed at other "

@@ -30,7 +30,7 @@ __all__ = ["SelfTest", "run_self_test"]
 _NEW_TOK = 48
 _K = 8
 _CONTEXT_TOK = 512
-_Layers = list[tuple[Tensor, Tensor]]
+_Layers = list[tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ class _KeptCache:
 
     def follow(self, loop: SpeculativeLoop, sampler: Sampler, tokens: Sequence[int]) -> Iterator[None]:
         live_tok = self._prompt_tok + len(tokens) - 1  # the last one's are not written yet
-        rows = [tensor[0].clone() for tensor in loop.runner.kv_rows(0, live_tok)]
-        self.layers = list(zip(rows[::2], rows[1::2], strict=True))
+        self.layers = [tuple(tensor[0].clone() for tensor in layer) for layer in loop.runner.kv_rows(0, live_tok)]
         return iter(())
 
 
@@ -116,11 +115,11 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((place for place, (one, other) in enumerate(shared) if one != other), min(len(ours), len(theirs)))
 
 
-def _are_equal(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> bool:
+def _are_equal(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def _gap(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
+def _gap(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float:
     """The median over positions of |ours - theirs| / |theirs|, of one layer's [heads, n, D]."""
     distance, size = (
         torch.stack([part.float().square().sum(dim=(0, 2)) for part in parts]).sum(dim=0).sqrt()

@@ -19,12 +19,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
+from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
-from moespeq.model.supported import SUPPORTED_FAMILIES, check_family, check_layer_count
+from moespeq.model.supported import check_family, check_layer_count
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
-__all__ = ["SUPPORTED_FAMILIES", "CheckpointMap", "ModelOutline", "check_family", "map_checkpoint", "outline_model"]
+__all__ = ["CheckpointMap", "ModelOutline", "check_family", "map_checkpoint", "outline_model"]
 
 _MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"}
 
@@ -88,7 +89,7 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     parameters = _parameters(modules)
     entries = {name: place.entry for name, place in checkpoint.tensors.items()}
     first = [parameter for parameter in parameters.values() if parameter.layer == 0]
-    _check_top_k(config.num_experts_per_tok, first[0].num_experts)
+    top_k = _top_k(model, first[0].num_experts)
     converters, sources = find_sources(model, entries)
     pieces = _find_pieces(converters, sources, parameters, entries)
     _check_dtypes(pieces, entries)
@@ -99,7 +100,7 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
         module_names=tuple(modules),
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_experts=first[0].num_experts,
-        top_k=config.num_experts_per_tok,
+        top_k=top_k,
         pieces=pieces,
         dense=tuple(sorted(entries.keys() - {piece.tensor for piece in pieces})),
     )
@@ -112,12 +113,12 @@ def outline_model(folder: Path) -> ModelOutline:
     modules = _experts_modules(model)
     parameters = _parameters(modules)
     first = [parameter for parameter in parameters.values() if parameter.layer == 0]
-    _check_top_k(model.config.num_experts_per_tok, first[0].num_experts)
+    top_k = _top_k(model, first[0].num_experts)
     return ModelOutline(
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_moe_layers=len(modules),
         num_experts=first[0].num_experts,
-        top_k=model.config.num_experts_per_tok,
+        top_k=top_k,
         dense_weights=sum(weights.numel() for name, weights in model.named_parameters() if name not in parameters),
     )
 
@@ -251,12 +252,16 @@ def _pieces_of(
     ]
 
 
-def _check_top_k(top_k: int, num_experts: int) -> None:
+def _top_k(model: PreTrainedModel, num_experts: int) -> int:
+    """How many experts the configuration gives a token."""
+    config = model.config.get_text_config()
+    name = FAMILIES[config.model_type].top_k
+    top_k = int(getattr(config, name))
     if not 1 <= top_k <= num_experts:
         raise CheckpointError(
-            f"config.json routes every token to {top_k} of {num_experts} experts; num_experts_per_tok must be "
-            f"1 to {num_experts}."
+            f"config.json routes every token to {top_k} of {num_experts} experts; {name} must be 1 to {num_experts}."
         )
+    return top_k
 
 
 def _check_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry]) -> None:

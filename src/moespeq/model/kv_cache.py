@@ -10,10 +10,12 @@ value is finite and its weight of exactly zero removes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 __all__ = ["KVCursor", "SharedCache"]
 
@@ -41,6 +43,7 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self._length = length
         self._cursor = cursor
+        self.indexer_keys: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         def storage(like: torch.Tensor) -> torch.Tensor:
@@ -60,6 +63,19 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         bucket = self._cursor.bucket
         return self.keys[:, :, :bucket], self.values[:, :, :bucket]
 
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """Write the keys [1, T, D] that sparse attention chooses positions by; returns those of the first B."""
+        if self.indexer_keys is None:
+            self.indexer_keys = indexer_key_states.new_zeros(1, 1, self._length, indexer_key_states.shape[2])
+        self.indexer_keys.index_copy_(2, self._cursor.places, indexer_key_states[None])
+        return self.indexer_keys[0, :, : self._cursor.bucket]
+
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """What has been allocated."""
+        written = (self.keys, self.values, self.indexer_keys)
+        return [tensor for tensor in written if tensor is not None] if self.is_initialized else []
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cursor.bucket, 0
 
@@ -71,26 +87,36 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """A transformers cache of `num_layers` static layers that share one cursor."""
+    """A transformers cache of `num_layers` layers: static ones that share one cursor, but for `others` by index."""
 
-    def __init__(self, num_layers: int, length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        length: int,
+        device: torch.device,
+        others: Mapping[int, CacheLayerMixin | LinearAttentionLayer] = MappingProxyType({}),
+    ) -> None:
         self.cursor = KVCursor(device)
-        super().__init__(layers=[_StaticKVLayer(length, self.cursor) for _ in range(num_layers)])
+        self._static = {
+            layer: _StaticKVLayer(length, self.cursor) for layer in range(num_layers) if layer not in others
+        }
+        super().__init__(layers=[{**others, **self._static}[layer] for layer in range(num_layers)])
 
     def clear(self) -> None:
         """Zeros again, as at the first write."""
         with torch.inference_mode():
-            for layer in self.layers:
-                if layer.is_initialized:
-                    layer.keys.zero_()
-                    layer.values.zero_()
+            for layer in self._static.values():
+                for tensor in layer.storage:
+                    tensor.zero_()
 
-    def rows(self, begin: int, end: int) -> list[torch.Tensor]:
-        """Views of positions `begin` to `end`, [1, heads, T, D]: keys, then values of each layer that was written."""
-        tensors = [tensor for layer in self.layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
-        return [tensor[:, :, begin:end] for tensor in tensors]
+    def rows(self, begin: int, end: int) -> list[tuple[torch.Tensor, ...]]:
+        """Of each layer that was written, views of its keys, values and what else it keeps of positions `begin` to
+        `end`, [1, heads, T, D] each.
+        """
+        written = (layer.storage for layer in self._static.values() if layer.is_initialized)
+        return [tuple(tensor[..., begin:end, :] for tensor in storage) for storage in written]
 
     @property
     def num_bytes(self) -> int:
         """Bytes taken so far; storage of a layer is allocated at its first write."""
-        return sum(t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values))
+        return sum(tensor.nbytes for layer in self._static.values() for tensor in layer.storage)

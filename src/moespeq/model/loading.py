@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from moespeq.errors import CheckpointError, StoreError
 from moespeq.model import experts, quantizer
+from moespeq.model.cache_size import cache_size
 from moespeq.types import ModelShape
 
 __all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
@@ -104,7 +105,7 @@ def describe(
     matrices: list[tuple[str, int, int]],
 ) -> ModelShape:
     """What `plan` needs to know of a model."""
-    text = config.get_text_config()
+    text, size = config.get_text_config(), cache_size(config)
     return ModelShape(
         model_type=config.model_type,
         num_layers=text.num_hidden_layers,
@@ -115,15 +116,6 @@ def describe(
         vocab_size=text.vocab_size,
         max_context_tok=text.max_position_embeddings,
         matrices=tuple(matrices),
-        kv_bytes_per_tok=_kv_bytes_per_tok(text),
+        kv_bytes_per_tok=size.kv_bytes,
+        state_bytes=size.state_bytes,
     )
-
-
-def _kv_bytes_per_tok(config: PreTrainedConfig) -> int:
-    """bf16 bytes of keys and values per token over all layers; latent attention caches its latents only."""
-    latent = getattr(config, "kv_lora_rank", None)
-    if latent:
-        return int(2 * config.num_hidden_layers * (latent + config.qk_rope_head_dim))
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * 2 * config.num_hidden_layers * heads * head_dim)

@@ -23,6 +23,7 @@ from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
+from moespeq.model.recurrent import RecurrentStates, wrap_mixers
 
 __all__ = [
     "ROW_TILE",
@@ -62,9 +63,9 @@ class Runner(Protocol):
         """Bytes the key/value cache takes so far."""
         ...
 
-    def kv_rows(self, begin: int, end: int) -> list[torch.Tensor]:
-        """Views of the keys and values at positions `begin` to `end`, [1, heads, T, D], to be copied from and to on the
-        passes' stream; none before the first pass.
+    def kv_rows(self, begin: int, end: int) -> list[tuple[torch.Tensor, ...]]:
+        """Of each layer, views of the keys and values at positions `begin` to `end`, [1, heads, T, D], to be copied
+        from and to on the passes' stream; none before the first pass.
         """
         ...
 
@@ -113,6 +114,10 @@ class Runner(Protocol):
         """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
         ...
 
+    def can_resume(self, position: int) -> bool:
+        """Whether a prefill may begin at `position` of the sequence there is; at 0 always."""
+        ...
+
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
         ...
@@ -149,7 +154,9 @@ class EagerRunner:
         self._draft, self._target = draft, target
         self._stream = OneStream(self.device)
         length_tok = self.buckets.storage_tok(context_tok, rows)
-        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device)
+        self._states = RecurrentStates(rows)
+        mixers = wrap_mixers(model, self._states)
+        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device, mixers)
         self._masks = MaskBuilder(config, model.dtype, self.device)
         self._switch = ExpertsSwitch()
         tag([module for _, module in experts_modules(model)], self._switch)
@@ -157,14 +164,18 @@ class EagerRunner:
     @property
     def kv_bytes(self) -> int:
         """Bytes the key/value cache takes so far."""
-        return self._cache.num_bytes
+        return self._cache.num_bytes + self._states.num_bytes
 
-    def kv_rows(self, begin: int, end: int) -> list[torch.Tensor]:
+    def kv_rows(self, begin: int, end: int) -> list[tuple[torch.Tensor, ...]]:
         self._stream.check()
         return self._cache.rows(begin, end)
 
     def forget(self) -> None:
         self._cache.clear()
+        self._states.clear()
+
+    def can_resume(self, position: int) -> bool:
+        return self._states.has(position)
 
     def max_k(self, position: int) -> int:
         return max_k(position, self.rows, self.buckets, self.context_tok)
@@ -181,6 +192,7 @@ class EagerRunner:
     ) -> torch.Tensor:
         self._stream.check()
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
+        self._states.begin_target(start, len(tokens), by_row=False)
         places = torch.arange(start, start + len(tokens), device=self.device)
         ids = torch.tensor(tokens, device=self.device)
         experts = self._target if on_ahead is None else self._heard(on_ahead)
@@ -203,6 +215,7 @@ class EagerRunner:
         step = 0
         while step < num_steps:
             places = torch.tensor([position + step], device=self.device)
+            self._states.begin_draft(position + step)
             logits = self._forward(ids, position + step, places, self._draft, bucket=bucket)
             on_step(step, self._draft.take_routes())
             if step < num_chosen:
@@ -216,6 +229,7 @@ class EagerRunner:
         live, last = len(tokens), position + len(tokens) - 1
         assert live <= self.rows
         self._target.expect(live_rows=live, row_tile=ROW_TILE if self.rows > 1 else 1, on_layer=on_layer)
+        self._states.begin_target(position, live, by_row=True)
         ids = torch.tensor([*tokens, *[tokens[-1]] * (self.rows - live)], device=self.device)
         places = torch.arange(position, position + self.rows, device=self.device).clamp_(max=last)
         return self._forward(ids, position, places, self._target)[:live]

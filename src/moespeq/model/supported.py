@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from moespeq.errors import CheckpointError, UnsupportedModelError
+from moespeq.model.families import FAMILIES, REFUSED
 
-__all__ = ["SUPPORTED_FAMILIES", "check_family", "check_layer_count"]
+__all__ = ["check_family", "check_layer_count"]
 
-SUPPORTED_FAMILIES = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "phimoe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt_oss",
-)
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -32,9 +23,9 @@ def check_family(folder: Path) -> None:
     family = config.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"{folder / 'config.json'} names no model_type; download it again.")
-    if family not in SUPPORTED_FAMILIES:
+    if family not in FAMILIES:
         raise UnsupportedModelError(
-            f"{_why_not(family, config)}; the supported families are {', '.join(SUPPORTED_FAMILIES)}."
+            f"{_why_not(family, config)}; 'moespeq info --families' lists the {len(FAMILIES)} supported families."
         )
     quantization = config.get("quantization_config")
     if quantization is not None:
@@ -56,6 +47,8 @@ def check_layer_count(folder: Path, num_tensors: int) -> None:
 
 
 def _why_not(family: str, config: Mapping[str, Any]) -> str:
+    if family in REFUSED:
+        return f"Model type {family!r} is not supported: {REFUSED[family]}"
     if "auto_map" in config:
         return f"Model type {family!r} runs code from its checkpoint, which moespeq never executes"
     if any(config.get(name) for name in _EXPERT_COUNTS):

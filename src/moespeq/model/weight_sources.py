@@ -6,6 +6,7 @@ such a hole would only fail when it is run. What becomes of the experts' tensors
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -50,14 +51,14 @@ def check_dense_weights(
 ) -> None:
     """Raise CheckpointError for the first weight, but those of `experts`, that no tensor fills in its shape.
 
-    The shape that a converter makes is not known here: such a weight must only have a source.
+    The shape that a converter makes is not known here: such a weight must have sources of as many numbers.
     """
     optional = re.compile("|".join(f"({name})" for name in model._keys_to_ignore_on_load_missing or ()) or r"(?!)")
     tied = _tied_names(model)
     for name, weight in model.state_dict().items():
         if name in experts:
             continue
-        is_filled = not sources.keys().isdisjoint(tied.get(name, {name}))
+        is_filled = any(_covers(sources.get(target, {}), weight.numel(), entries) for target in tied.get(name, {name}))
         if not is_filled and not optional.search(name):
             raise CheckpointError(
                 f"The checkpoint lacks {name!r}, which its config.json asks for; download it again or check that "
@@ -70,6 +71,13 @@ def check_dense_weights(
                     f"Tensor {source!r} has shape {list(shape)} and config.json asks for {list(weight.shape)}; "
                     "check that they belong together."
                 )
+
+
+def _covers(sources: Sources, num_weights: int, entries: Mapping[str, TensorEntry]) -> bool:
+    """Whether there are sources; those of a converter, which may join several, must hold as many weights together."""
+    if not sources or UNCONVERTED in sources:
+        return bool(sources)
+    return sum(math.prod(entries[name].shape) for names in sources.values() for name in names) >= num_weights
 
 
 def _tied_names(model: PreTrainedModel) -> dict[str, set[str]]:

@@ -108,6 +108,9 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
     if options.rows is None:
         reasons["rows"] = f"{options.row_bucket}: the default {options.mode.replace('_', ' ')} on {options.device}"
     context_tok = _resolve_context(needs.shape, options, reasons)
+    if options.prefix_cache and needs.shape.state_bytes:
+        options = replace(options, prefix_cache=0)
+        reasons["prefix_bytes"] = "0: layers with a state begin nowhere but behind the last text"
     machine = _without_prefixes(machine, options)
     fixed = _fixed(needs, options, context_tok)
     host_bytes = _host_bytes(needs, options, machine, reasons)
@@ -172,12 +175,13 @@ class _Fixed:
 
 def _fixed(needs: MemoryNeeds, options: LoadOptions, context_tok: int) -> _Fixed:
     kv_tok = LengthBuckets(context_tok).storage_tok(context_tok, options.row_bucket)
+    num_states = options.row_bucket + 2  # behind each row of a round, before it, and the running one
     num_bases = least_rows(needs, options)
     return _Fixed(
         dense_bytes=needs.dense_bytes,
         base_bytes=needs.base_bytes if num_bases == needs.num_records else num_bases * needs.base_row_bytes,
         num_bases=num_bases,
-        kv_bytes=kv_tok * needs.shape.kv_bytes_per_tok,
+        kv_bytes=kv_tok * needs.shape.kv_bytes_per_tok + num_states * needs.shape.state_bytes,
         workspace=workspace(needs.shape, options, context_tok),
     )
 

@@ -85,9 +85,9 @@ class KVStorage:
             values.index_copy_(2, places, value)
         return keys, values
 
-    def rows(self, begin: int, end: int) -> list[Tensor]:
-        """Views of positions `begin` to `end`, [1, Akv, T, D]: keys, then values of each layer that was written."""
-        return [tensor[:, :, begin:end] for layer in self._layers for tensor in layer]
+    def rows(self, begin: int, end: int) -> list[tuple[Tensor, ...]]:
+        """Of each layer that was written, views of its keys and values at positions `begin` to `end`, [1, Akv, T, D]."""
+        return [(keys[:, :, begin:end], values[:, :, begin:end]) for keys, values in self._layers]
 
     def clear(self) -> None:
         """Zeros again, as at the first write."""

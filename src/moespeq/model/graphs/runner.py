@@ -97,7 +97,7 @@ class GraphRunner:
     def kv_bytes(self) -> int:
         return self._storage.num_bytes
 
-    def kv_rows(self, begin: int, end: int) -> list[Tensor]:
+    def kv_rows(self, begin: int, end: int) -> list[tuple[Tensor, ...]]:
         self._stream.check()
         return self._storage.rows(begin, end)
 
@@ -124,6 +124,9 @@ class GraphRunner:
                 self._prompt_draft.capture(bucket)
         self._prefill.warm_up()
         self._prompt.capture()
+
+    def can_resume(self, position: int) -> bool:
+        return True  # models with states, which cannot, run eagerly
 
     def forget(self) -> None:
         """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from moespeq.kernels.fused import FUSED_ACTIVATIONS
+from moespeq.model.families import FAMILIES
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.runner import rope_switch_lengths
 
@@ -28,8 +29,12 @@ def why_not_graphs(model: PreTrainedModel) -> str | None:
         if type(module)._apply_gate.__qualname__ != "_default_apply_gate":  # type: ignore[attr-defined]
             return "its experts have a gate of their own"
     config = model.config.get_text_config()
+    if FAMILIES[config.model_type].mixer is not None:
+        return "it has layers with a state, which take one row at a time"
     if rope_switch_lengths(config) or config.model_type in _ROTATIONS_ON_THE_HOST:
         return "its rotary embedding depends on the positions' values"
+    if not FAMILIES[config.model_type].has_graphs:
+        return f"no test on a GPU proves graphs of {config.model_type} yet"
     if activation_of(model) not in FUSED_ACTIVATIONS:
         return f"no kernel computes its activation '{activation_of(model)}'"
     if model.config._attn_implementation != "sdpa":

@@ -1,0 +1,135 @@
+"""The families of mixture-of-experts models that moespeq takes, and what their code does that no configuration says.
+
+A family is here when the tests of tests/families.py hold for it: stored and exported bit for bit, logits equal to
+transformers' own, speculative text equal to plain text. One line here and a tiny configuration there add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "why_not_traced"]
+
+
+class MaskForm(Enum):
+    """In which form a model's forward takes ready masks."""
+
+    ONE = "one for all layers, no window"
+    WINDOWED = "one for all layers, with the configuration's window if it has one"
+    BY_LAYER_TYPE = "a mapping, a mask for each type of layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of a `model_type` beside its configuration.
+
+    mixer: class of its layers with a state instead of keys and values. top_k: what its configuration calls the number
+    of experts of a token. has_graphs: its passes were proven as graphs on a GPU; others run eagerly there. has_blocks:
+    router and experts are a module of their own, which takes hidden states alone.
+    """
+
+    masks: MaskForm = MaskForm.ONE
+    mixer: str | None = None
+    top_k: str = "num_experts_per_tok"
+    has_graphs: bool = False
+    has_blocks: bool = True
+
+
+_PLAIN, _BY_TYPE = Family(), Family(MaskForm.BY_LAYER_TYPE)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "afmoe": _BY_TYPE,
+        "axk1": _PLAIN,
+        "axk2": _BY_TYPE,
+        "cohere2_moe": _BY_TYPE,
+        "deepseek_v2": Family(has_graphs=True),
+        "deepseek_v3": Family(has_graphs=True),
+        "deepseek_v32": _BY_TYPE,
+        "dots1": _BY_TYPE,
+        "ernie4_5_moe": _PLAIN,
+        "exaone_moe": _BY_TYPE,
+        "flex_olmo": _PLAIN,
+        "gemma4_text": Family(MaskForm.BY_LAYER_TYPE, top_k="top_k_experts", has_blocks=False),
+        "glm4_moe": _PLAIN,
+        "glm4_moe_lite": _PLAIN,
+        "glm_moe_dsa": _BY_TYPE,
+        "gpt_oss": _BY_TYPE,
+        "granitemoe": _PLAIN,
+        "granitemoe_swa": _BY_TYPE,
+        "granitemoehybrid": Family(MaskForm.BY_LAYER_TYPE, mixer="GraniteMoeHybridMambaLayer"),
+        "granitemoeshared": _PLAIN,
+        "hunyuan_v1_moe": _PLAIN,
+        "hy_v3": _PLAIN,
+        "hy_v4": _BY_TYPE,
+        "kimi_linear": Family(MaskForm.BY_LAYER_TYPE, mixer="KimiLinearDeltaAttention", top_k="num_experts_per_token"),
+        "laguna": _BY_TYPE,
+        "lfm2_moe": Family(MaskForm.BY_LAYER_TYPE, mixer="Lfm2MoeShortConv"),
+        "mellum": _BY_TYPE,
+        "mimo_v2_flash": _BY_TYPE,
+        "minimax_m2": _PLAIN,
+        "mixtral": Family(MaskForm.WINDOWED, has_graphs=True),
+        "nemotron_h": Family(MaskForm.BY_LAYER_TYPE, mixer="NemotronHMamba2Mixer"),
+        "olmoe": Family(has_graphs=True),
+        "phimoe": Family(MaskForm.WINDOWED),
+        "qwen2_moe": Family(MaskForm.BY_LAYER_TYPE, has_graphs=True),
+        "qwen3_5_moe_text": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3_5MoeGatedDeltaNet"),
+        "qwen3_moe": Family(MaskForm.WINDOWED, has_graphs=True),
+        "qwen3_next": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3NextGatedDeltaNet"),
+        "solar_open": _PLAIN,
+    }
+)
+
+_HAS_MORE = "its checkpoints hold a model of images or sound beside the text, and no test proves that yet"
+_NO_INTERFACE = "its code computes experts by itself, not through transformers' experts interface"
+_STATES_BESIDE = "a layer has states beside its keys and values, and no test proves that yet"
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "aria": _NO_INTERFACE,
+        "dbrx": _NO_INTERFACE,
+        "deepseek_ocr2": _HAS_MORE,
+        "deepseek_v4": "its attention compresses keys in a cache of its own, which cannot be cut back yet",
+        "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
+        "ernie4_5_vl_moe": _HAS_MORE,
+        "gemma4": _HAS_MORE,
+        "glm4v_moe": _HAS_MORE,
+        "glm5_next": _HAS_MORE,
+        "inkling": _HAS_MORE,
+        "jamba": "its own code goes on wrongly from several tokens at once",
+        "jetmoe": _NO_INTERFACE,
+        "llama4": _NO_INTERFACE,
+        "longcat_flash": _NO_INTERFACE,
+        "minimax": "its own code cannot go on from several tokens at once",
+        "minimax_m3_vl": _HAS_MORE,
+        "mistral4": _HAS_MORE,
+        "openai_privacy_filter": "it labels tokens and generates none",
+        "qwen3_5_moe": _HAS_MORE,
+        "qwen3_omni_moe": _HAS_MORE,
+        "qwen3_vl_moe": _HAS_MORE,
+        "qwen4_exp": _STATES_BESIDE,
+        "step3p7": _NO_INTERFACE,
+        "zaya": _STATES_BESIDE,
+    }
+)
+"""Families with routed experts that are not taken, and why."""
+
+
+def describe_families() -> list[dict[str, str | bool | None]]:
+    """Every family with routed experts by name: whether it is taken, and why not."""
+    return [
+        {"name": name, "supported": name in FAMILIES, "reason": REFUSED.get(name)}
+        for name in sorted({*FAMILIES, *REFUSED})
+    ]
+
+
+def why_not_traced(model_type: str) -> str | None:
+    """Why no routing trace is recorded of a supported family; None where one is."""
+    if FAMILIES[model_type].mixer is not None:
+        return "layers with a state cannot look at a text's rows again"
+    if not FAMILIES[model_type].has_blocks:
+        return "its routers cannot be asked alone"
+    return None
