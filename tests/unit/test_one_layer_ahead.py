@@ -20,7 +20,7 @@ from moespeq.model.graphs.static_pass import StaticPass
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
 
-# Families whose router takes hidden states and nothing else, and gives its experts last: then a test can ask it itself.
+# Families whose router takes hidden states and nothing else, and gives its experts last: a test can ask it itself.
 PLAIN_ROUTERS = (
     "mixtral",
     "qwen2_moe",

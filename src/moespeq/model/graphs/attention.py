@@ -86,7 +86,7 @@ class KVStorage:
         return keys, values
 
     def rows(self, begin: int, end: int) -> list[tuple[Tensor, ...]]:
-        """Of each layer that was written, views of its keys and values at positions `begin` to `end`, [1, Akv, T, D]."""
+        """Views of positions `begin` to `end`, [1, Akv, T, D]: keys and values of each layer that was written."""
         return [(keys[:, :, begin:end], values[:, :, begin:end]) for keys, values in self._layers]
 
     def clear(self) -> None:
