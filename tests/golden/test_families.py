@@ -1,5 +1,7 @@
 """Every supported family, tiny and random, against transformers and against itself.
 
+The long tests run for a family of each kind; for all of them under `make exact`.
+
 A tiny random model agrees with its draft always or hardly ever, which would prove nothing; so noise on the draft's
 weights is tuned until about half of its tokens are accepted, and a schedule of flipped tokens visits every length.
 """
@@ -16,12 +18,14 @@ from engines import flip_schedule, noisy_draft, open_tight, prompts
 from families import FAMILIES, make_tiny
 from moespeq.prepare import prepare_store
 
+ALWAYS = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "qwen3_next")
+MANY = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.exact) for name in FAMILIES]
 NUM_PROMPTS, NUM_TOKENS = 6, 32
 NUM_SLOTS = 9  # of 24 to 48 experts: every pass evicts
 DEPTHS = (0, 1, 4, 8)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(request.param, tmp_path_factory.mktemp(request.param) / "checkpoint")
 
@@ -62,6 +66,7 @@ def _find_noise(store: Path) -> float:
     return noise
 
 
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="module")
 def test_target_logits_equal_those_of_transformers(checkpoint: Path, store: Path) -> None:
     """float32, equal row counts: a prefill of the whole prompt, atol 1e-4."""
     reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, experts_implementation="eager")
@@ -73,12 +78,21 @@ def test_target_logits_equal_those_of_transformers(checkpoint: Path, store: Path
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="module")
 def test_keys_values_and_states_take_what_the_plan_says(store: Path) -> None:
     with open_tight(store, NUM_SLOTS, k=4) as engine:
         engine.generate(prompts(1)[0], max_new_tokens=6, ignore_eos=True)
         assert engine._parts.runner.kv_bytes == engine.plan.kv_bytes
 
 
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="module")
+def test_rejected_tokens_leave_no_trace(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, _ = _texts(store, 0, count=1)
+    flip_schedule(monkeypatch, 4)
+    assert _texts(store, 4, count=1)[0] == texts
+
+
+@pytest.mark.parametrize("checkpoint", MANY, indirect=True, scope="module")
 def test_speculative_text_is_plain_text_with_a_draft_that_is_often_wrong(
     store: Path, plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +104,7 @@ def test_speculative_text_is_plain_text_with_a_draft_that_is_often_wrong(
             assert 0.3 <= _acceptance(rounds) <= 0.9
 
 
+@pytest.mark.parametrize("checkpoint", MANY, indirect=True, scope="module")
 @pytest.mark.parametrize("k", DEPTHS[1:])
 def test_every_acceptance_length_keeps_the_text(
     store: Path, plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, k: int
