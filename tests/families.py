@@ -14,13 +14,19 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
-from family_configs import COMMON, SPECIFIC, VOCAB_SIZE
+from family_configs import COMMON, SPECIFIC, VISION, VOCAB_SIZE, WRAPPED
 
-__all__ = ["FAMILIES", "make_tiny", "tiny_config", "tiny_tokenizer"]
+__all__ = ["FAMILIES", "TEXT_FAMILIES", "auto_class", "make_tiny", "tiny_config", "tiny_tokenizer"]
 
-FAMILIES = tuple(SPECIFIC)
+TEXT_FAMILIES, FAMILIES = tuple(SPECIFIC), (*SPECIFIC, *WRAPPED)
 
 _SENTENCES = (
     "A router sends every token to a few experts, and the others sleep.",
@@ -61,8 +67,19 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:
-    """The family's config at test size; `overrides` win."""
+    """The family's config at test size; `overrides` win, in the text's part where there is one of images too."""
+    if family in WRAPPED:
+        config_class = type(AutoConfig.for_model(family))
+        usual = config_class().vision_config
+        vision = None if usual is None else {name: VISION[name] for name in VISION.keys() & usual.to_dict().keys()}
+        return config_class(text_config={**COMMON, **WRAPPED[family], **overrides}, vision_config=vision)
     return AutoConfig.for_model(family, **{**COMMON, **SPECIFIC[family], **overrides})
+
+
+def auto_class(config: Any) -> Any:
+    """What transformers makes a model of `config` by, the images' part with it."""
+    is_wrapped = config.model_type in WRAPPED
+    return AutoModelForImageTextToText if is_wrapped else AutoModelForCausalLM
 
 
 def make_tiny(
@@ -87,7 +104,7 @@ def make_tiny(
 def _random_model(config: Any, seed: int, dtype: torch.dtype) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = auto_class(config).from_config(config, dtype=dtype)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             # Zero biases and all-one norms would hide a tensor that went to the wrong place.
             if name.endswith(("bias", "norm.weight", "sinks")) or "layernorm" in name:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["BOS_ID", "COMMON", "EOS_ID", "PAD_ID", "SPECIFIC", "VOCAB_SIZE"]
+__all__ = ["BOS_ID", "COMMON", "EOS_ID", "PAD_ID", "SPECIFIC", "VISION", "VOCAB_SIZE", "WRAPPED"]
 
 VOCAB_SIZE = 320
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2
@@ -277,4 +277,56 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "layers_block_type": ["mamba", "moe", "attention", "moe"],
         "num_hidden_layers": 4,
     },
+}
+# Families whose checkpoints hold a model of images beside the text: what makes their text small.
+WRAPPED: dict[str, dict[str, Any]] = {
+    "gemma4": SPECIFIC["gemma4_text"],
+    "glm4v_moe": {
+        **_GROUPED,
+        "head_dim": 16,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 1, 1],
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "minimax_m3_vl": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "dense_intermediate_size": 96,
+        "shared_intermediate_size": 32,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "rotary_dim": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+    },
+    "mistral3": {"model_type": "mistral4", **_LATENT_ATTENTION},
+    "qwen3_5_moe": SPECIFIC["qwen3_5_moe_text"],
+    "qwen3_vl_moe": {
+        **_GROUPED,
+        "head_dim": 16,
+        "num_experts": 16,
+        "num_local_experts": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    },
+}
+VISION: dict[str, Any] = {
+    "depth": 2,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
 }

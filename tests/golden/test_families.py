@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engines import flip_schedule, noisy_draft, open_tight, prompts
-from families import FAMILIES, make_tiny
+from families import FAMILIES, auto_class, make_tiny
 from moespeq.prepare import prepare_store
 
 ALWAYS = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "qwen3_next")
@@ -69,12 +69,13 @@ def _find_noise(store: Path) -> float:
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="module")
 def test_target_logits_equal_those_of_transformers(checkpoint: Path, store: Path) -> None:
     """float32, equal row counts: a prefill of the whole prompt, atol 1e-4."""
-    reference = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, experts_implementation="eager")
+    auto = auto_class(AutoConfig.from_pretrained(checkpoint))
+    reference = auto.from_pretrained(checkpoint, dtype=torch.float32, experts_implementation="eager")
     with open_tight(store, NUM_SLOTS, dtype=torch.float32) as engine:
         for prompt in prompts(2, length=24):
             logits = engine.prompt_logits(prompt)
             with torch.inference_mode():
-                expected = reference(torch.tensor([prompt])).logits[0]
+                expected = reference(input_ids=torch.tensor([prompt])).logits[0]
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 

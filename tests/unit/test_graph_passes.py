@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from families import FAMILIES, tiny_config
+from families import TEXT_FAMILIES, tiny_config
 from moespeq.errors import UsageError
 from moespeq.model import families
 from moespeq.model.graphs import attention, operators, static_pass
@@ -145,7 +145,7 @@ def test_a_bare_forward_says_that_the_experts_are_elsewhere() -> None:
         model(torch.tensor([[3, 4]]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_what_keeps_a_family_from_graphs(family: str) -> None:
     known = families.FAMILIES[family]
     expected = None if known.has_graphs else f"no test on a GPU proves graphs of {family} yet"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from families import FAMILIES, tiny_config
+from families import TEXT_FAMILIES, tiny_config
 from family_configs import SPECIFIC
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
@@ -25,7 +25,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"sliding_window": WINDOW, "use_sliding_window": True},
     "gpt_oss": {"sliding_window": WINDOW},
 }
-CASES = [pytest.param(family, {}, id=family) for family in FAMILIES] + [
+CASES = [pytest.param(family, {}, id=family) for family in TEXT_FAMILIES] + [
     pytest.param(family, overrides, id=f"{family}-window") for family, overrides in WINDOWED.items()
 ]
 

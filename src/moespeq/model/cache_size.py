@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from moespeq.kernels import ExpertMath
 from moespeq.model import experts
+from moespeq.model.empty import empty_model
 from moespeq.model.experts import ExpertsSwitch, tag
 from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
@@ -30,8 +31,7 @@ class CacheSize:
 
 def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Of a model of `config`; nothing is loaded."""
-    with _META:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = empty_model(config, dtype)
     text = config.get_text_config()
     states, switch = RecurrentStates(rows=0), ExpertsSwitch()
     cache = SharedCache(text.num_hidden_layers, 1, _META, wrap_mixers(model, states))

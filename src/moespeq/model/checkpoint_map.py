@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
+from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
 from moespeq.model.supported import check_family, check_layer_count
@@ -126,8 +127,7 @@ def outline_model(folder: Path) -> ModelOutline:
 def _build_empty(folder: Path) -> PreTrainedModel:
     """The model of a folder's config, without memory for its weights."""
     try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(load_config(folder))
+        return empty_model(load_config(folder))
     except MoespeqError:
         raise
     except Exception as error:  # Values that do not fit together fail anywhere inside the constructors.

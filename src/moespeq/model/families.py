@@ -56,6 +56,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gemma4_text": Family(MaskForm.BY_LAYER_TYPE, top_k="top_k_experts", has_blocks=False),
         "glm4_moe": _PLAIN,
         "glm4_moe_lite": _PLAIN,
+        "glm4v_moe_text": _PLAIN,
         "glm_moe_dsa": _BY_TYPE,
         "gpt_oss": _BY_TYPE,
         "granitemoe": _PLAIN,
@@ -77,6 +78,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "phimoe": Family(MaskForm.WINDOWED),
         "qwen2_moe": Family(MaskForm.BY_LAYER_TYPE, has_graphs=True),
         "qwen3_5_moe_text": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3_5MoeGatedDeltaNet"),
+        "qwen3_vl_moe_text": _PLAIN,
+        "minimax_m3_vl_text": _BY_TYPE,
+        "mistral4": _PLAIN,
         "qwen3_moe": Family(MaskForm.WINDOWED, has_graphs=True),
         "qwen3_next": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3NextGatedDeltaNet"),
         "solar_open": _PLAIN,
@@ -93,23 +97,17 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "dbrx": _NO_INTERFACE,
         "deepseek_ocr2": _HAS_MORE,
         "deepseek_v4": "its attention compresses keys in a cache of its own, which cannot be cut back yet",
+        "ernie4_5_vl_moe": "its checkpoints mix the experts of text and of images in one tensor",
         "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
-        "ernie4_5_vl_moe": _HAS_MORE,
-        "gemma4": _HAS_MORE,
-        "glm4v_moe": _HAS_MORE,
-        "glm5_next": _HAS_MORE,
+        "glm5_next": "its sparse attention pools positions, by a mask of another form",
         "inkling": _HAS_MORE,
         "jamba": "its own code goes on wrongly from several tokens at once",
         "jetmoe": _NO_INTERFACE,
         "llama4": _NO_INTERFACE,
         "longcat_flash": _NO_INTERFACE,
         "minimax": "its own code cannot go on from several tokens at once",
-        "minimax_m3_vl": _HAS_MORE,
-        "mistral4": _HAS_MORE,
         "openai_privacy_filter": "it labels tokens and generates none",
-        "qwen3_5_moe": _HAS_MORE,
         "qwen3_omni_moe": _HAS_MORE,
-        "qwen3_vl_moe": _HAS_MORE,
         "qwen4_exp": _STATES_BESIDE,
         "step3p7": _NO_INTERFACE,
         "zaya": _STATES_BESIDE,
@@ -121,8 +119,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 def describe_families() -> list[dict[str, str | bool | None]]:
     """Every family with routed experts by name: whether it is taken, and why not."""
     return [
-        {"name": name, "supported": name in FAMILIES, "reason": REFUSED.get(name)}
-        for name in sorted({*FAMILIES, *REFUSED})
+        {"name": name, "supported": name in FAMILIES or f"{name}_text" in FAMILIES, "reason": REFUSED.get(name)}
+        for name in sorted({name.removesuffix("_text") for name in (*FAMILIES, *REFUSED)})
     ]
 
 

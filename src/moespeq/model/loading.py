@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from moespeq.errors import CheckpointError, StoreError
 from moespeq.model import experts, quantizer
 from moespeq.model.cache_size import cache_size
+from moespeq.model.empty import empty_model
 from moespeq.types import ModelShape
 
 __all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
@@ -61,12 +62,11 @@ def load_without_experts(
     """
     quantizer.register()
     experts.register()
-    with torch.device("meta"):
-        model_class = type(AutoModelForCausalLM.from_config(config))
+    empty = empty_model(config)
     with _quiet():
-        model, info = model_class.from_pretrained(
+        model, info = type(empty).from_pretrained(
             None,
-            config=config,
+            config=empty.config,
             state_dict=dict(dense),
             dtype=dtype,
             quantization_config=quantizer.ExpertsElsewhereConfig(),

@@ -23,7 +23,7 @@ def check_family(folder: Path) -> None:
     family = config.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"{folder / 'config.json'} names no model_type; download it again.")
-    if family not in FAMILIES:
+    if family not in FAMILIES and _text_family(config) not in FAMILIES:
         raise UnsupportedModelError(
             f"{_why_not(family, config)}; 'moespeq info --families' lists the {len(FAMILIES)} supported families."
         )
@@ -44,6 +44,12 @@ def check_layer_count(folder: Path, num_tensors: int) -> None:
             f"{folder / 'config.json'} counts {num_layers} layers and the checkpoint holds {num_tensors} tensors; "
             "check that they belong together."
         )
+
+
+def _text_family(config: Mapping[str, Any]) -> Any:
+    """The family of the text's part, where a checkpoint holds a model of images too."""
+    text = config.get("text_config")
+    return text.get("model_type") if isinstance(text, Mapping) else None
 
 
 def _why_not(family: str, config: Mapping[str, Any]) -> str:

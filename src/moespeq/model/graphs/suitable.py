@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from moespeq.kernels.fused import FUSED_ACTIVATIONS
+from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.runner import rope_switch_lengths
@@ -44,7 +44,5 @@ def why_not_graphs(model: PreTrainedModel) -> str | None:
 
 def passes_on_cuda(config: PreTrainedConfig) -> str:
     """How draft and verify of such a model run on a GPU, for people; nothing is loaded."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    reason = why_not_graphs(model)
+    reason = why_not_graphs(empty_model(config))
     return "CUDA graphs" if reason is None else f"eager: {reason}"

@@ -1,0 +1,19 @@
+"""A model of a configuration without memory for its weights, by the class that writes text: transformers' causal one,
+else the one that reads images too.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+
+__all__ = ["empty_model"]
+
+
+def empty_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """On the device `meta`. Raises whatever a configuration breaks whose values do not fit together."""
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+    with torch.device("meta"):
+        model: PreTrainedModel = auto.from_config(config, dtype=dtype)
+    return model
