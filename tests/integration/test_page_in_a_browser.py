@@ -47,7 +47,7 @@ def page_server(engine: Engine, *, port: int = 0, **service: Any) -> Iterator[tu
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     made = Service(worker, metrics, clock, **({"model_name": "demo"} | service))
     engine.show(made.history)
-    server, listening = HttpServer(made, log_level="error", grace_s=1), listen("127.0.0.1", port)
+    server, listening = HttpServer(made, grace_s=1, cors_origins=()), listen("127.0.0.1", port)
     thread = threading.Thread(target=server.run, args=(listening,))
     thread.start()
     try:
