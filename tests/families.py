@@ -24,9 +24,21 @@ from transformers import (
 
 from family_configs import COMMON, SPECIFIC, VISION, VOCAB_SIZE, WRAPPED
 
-__all__ = ["FAMILIES", "TEXT_FAMILIES", "auto_class", "make_tiny", "tiny_config", "tiny_tokenizer"]
+__all__ = ["FAMILIES", "ON_A_GPU", "TEXT_FAMILIES", "auto_class", "make_tiny", "tiny_config", "tiny_tokenizer"]
 
 TEXT_FAMILIES, FAMILIES = tuple(SPECIFIC), (*SPECIFIC, *WRAPPED)
+# Those with graphs, and one of each kind that runs eagerly there: biases, a rotation of its own, layers with a state.
+ON_A_GPU = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "phimoe",
+    "qwen3_next",
+)
 
 _SENTENCES = (
     "A router sends every token to a few experts, and the others sleep.",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines import open_tight, prompts
-from families import FAMILIES, make_tiny
+from families import ON_A_GPU, make_tiny
 from moespeq.config import LoadOptions
 from moespeq.decode.assembly import open_engine
 from moespeq.demo.assets import MODEL_FOLDER
@@ -25,7 +25,7 @@ from moespeq.types import Cause
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ON_A_GPU)
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return prepare_store(make_tiny(request.param, folder / "checkpoint"), folder / "store")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engines import open_tight, prompts
-from families import FAMILIES, make_tiny
+from families import ON_A_GPU, make_tiny
 from moespeq.decode.recording import record
+from moespeq.model.families import why_not_traced
 from moespeq.prepare import prepare_store
 from moespeq.replay import RoutingTrace
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 NUM_TOK = 50  # two windows of 33 rows
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[name for name in ON_A_GPU if why_not_traced(name) is None])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     return prepare_store(make_tiny(request.param, folder / "checkpoint"), folder / "store")

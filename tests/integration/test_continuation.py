@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from engines import open_tight, prompts
+from families import make_tiny
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import GenerationResult
 from moespeq.errors import UsageError
 from moespeq.model.runner import EagerRunner
+from moespeq.prepare import prepare_store
 
 NUM_SLOTS, NUM_TOKENS, CHUNK = 12, 20, 16
 GREEDY: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
@@ -162,3 +164,30 @@ def watched(engine: Engine) -> None:
 def test_an_unknown_kind_of_reuse_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="reuse must be"):
         engine.stream(FIRST, reuse="everything")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def store_with_states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3_next")
+    return prepare_store(make_tiny("qwen3_next", folder / "checkpoint"), folder / "store")
+
+
+def test_layers_with_a_state_go_on_behind_the_last_text(store_with_states: Path) -> None:
+    conversations = []
+    for k in (0, 4):
+        with opened(store_with_states, k=k) as engine:
+            turns = talk(engine)
+            assert [turn.stats.reused_tok > 0 for turn in turns] == [False, True, True]
+            conversations.append([turn.tokens for turn in turns])
+    assert conversations[0] == conversations[1]
+
+
+def test_layers_with_a_state_begin_anew_where_none_was_kept(store_with_states: Path) -> None:
+    with opened(store_with_states, prefix_cache=1 << 20) as engine:
+        fresh = engine.generate(SECOND, **GREEDY)
+        engine.generate([*FIRST, *SECOND], **GREEDY)
+        for reuse in ("history", "prompt"):  # the last text shares forty tokens, and no state of theirs
+            again = engine.generate([*FIRST, 7], reuse=reuse, **GREEDY)
+            assert again.stats.reused_tok == 0
+            assert again.tokens == engine.generate([*FIRST, 7], **GREEDY).tokens
+        assert engine.generate(SECOND, **GREEDY).tokens == fresh.tokens

@@ -280,6 +280,16 @@ def test_an_engine_that_never_drafts_is_refused(tiny_store: Path, options: dict[
         recorded(engine)
 
 
+@pytest.mark.parametrize(("family", "why"), [("qwen3_next", "layers with a state"), ("gemma4_text", "its routers")])
+def test_a_family_that_cannot_be_traced_is_refused(family: str, why: str, tmp_path: Path) -> None:
+    store = prepare_store(make_tiny(family, tmp_path / "checkpoint"), tmp_path / "store")
+    with (
+        open_tight(store, NUM_SLOTS, device="cpu") as engine,
+        pytest.raises(UsageError, match=f"{family} model: {why}"),
+    ):
+        recorded(engine)
+
+
 def test_rejection_sampling_is_refused(tiny_engine: Engine) -> None:
     with pytest.raises(UsageError, match="record with acceptance='coupled'"):
         recorded(tiny_engine, acceptance="rejection", temperature=1.0)
