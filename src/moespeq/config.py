@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from moespeq.errors import UsageError
 
-__all__ = ["ROW_BUCKETS", "LoadOptions", "RecordForm", "format_at_least", "format_bytes", "nearest_name", "parse_bytes"]
+__all__ = [
+    "ROW_BUCKETS",
+    "LoadOptions",
+    "RecordForm",
+    "format_at_least",
+    "format_bytes",
+    "format_count",
+    "nearest_name",
+    "parse_bytes",
+]
 
 ROW_BUCKETS = (1, 17, 33, 65)
 RecordForm = Literal["auto", "store", "mixed", "whole", "plain"]
@@ -69,6 +78,11 @@ def format_at_least(num_bytes: int) -> str:
     """The same, rounded up: a size that is given back as it is printed is enough."""
     unit_bytes = next((size for size in (1 << 40, 1 << 30, 1 << 20, 1 << 10) if num_bytes >= size), 100)
     return format_bytes(-(-100 * num_bytes // unit_bytes) * unit_bytes / 100)
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 token`, `2 tokens`: for nouns whose plural takes an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def nearest_name(wrong: str, known: list[str]) -> str:
@@ -189,7 +203,12 @@ class LoadOptions:
         rows = self._known_rows
         if k > rows - 1:
             larger = next((bucket for bucket in ROW_BUCKETS if bucket > k), None)
-            advice = f"load with rows={larger}" if larger else f"the largest {name} is {ROW_BUCKETS[-1] - 1}"
+            if larger is None:
+                most = ROW_BUCKETS[-1]
+                raise UsageError(
+                    f"{name}={k} needs {k + 1} rows and the most are {most}; {name} is at most {most - 1}."
+                )
+            advice = f"load with rows={larger} (--rows {larger})"
             raise UsageError(f"{name}={k} needs {k + 1} rows, but rows is {rows}; {advice}.")
 
     @property

@@ -106,6 +106,7 @@ def test_set_changes_how_answers_are_sampled_and_default_takes_it_back(conversat
         ("/set top_k=2.5", "top_k must be"),
         ("/set temperature", "write it like temperature=0.7"),
         ("/set logits_processors=1", "Unknown setting"),
+        ("/set foo=1", "Settings are max_new_tokens, min_new_tokens, temperature, "),
         ("/rest", "Did you mean '/reset'"),
         ("/", "/help lists"),
         ("/save", "needs the name of a file"),
@@ -146,6 +147,20 @@ def test_stats_say_what_was_reused_and_how_full_the_context_is(conversation: Con
     assert last is not None
     assert f"{last.reused_tok} of them in the cache already" in "\n".join(shown)
     assert f"{last.prompt_tok + 12} of 512 tokens used" in shown[-1]
+
+
+def test_after_a_reset_the_context_is_empty(conversation: Conversation) -> None:
+    _, shown = talk(conversation, FIRST, "/reset", "/stats")
+    assert "0 of 512 tokens used" in shown[-1]
+
+
+def test_an_answer_without_a_round_has_no_figures_of_one(conversation: Conversation) -> None:
+    _, shown = talk(conversation, "/set max_new_tokens=1", FIRST, "/stats")
+    text = "\n".join(shown[1:])
+    assert "(cut after 1 token;" in text
+    assert "last answer  - tok/s" in text
+    assert "no round was needed" in text
+    assert "committed" not in text
 
 
 def test_an_answer_that_was_cut_says_what_allows_more(conversation: Conversation) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from engines import memory_for
 from moespeq import __version__
 from moespeq.cli.main import COMMANDS, run
 
@@ -57,6 +58,26 @@ def test_run_streams_the_answer_to_stdout_and_figures_to_stderr(cli: Cli, tiny_s
     assert out.strip()
     assert "12 tokens (length)" in err
     assert "seed" in err
+
+
+def test_where_nothing_is_drafted_nothing_is_said_of_drafts(cli: Cli, tiny_store: Path) -> None:
+    _, out, err = cli("run", tiny_store, *PROMPT, "--k", "0", "--json", "--log-level", "info")
+    assert only_json(out)["acceptance"] is None
+    assert "a text is generated" in err
+    assert "acceptance" not in err
+    assert "1.00 committed a round, nothing drafted" in cli("run", tiny_store, *PROMPT, "--k", "0")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_draft_that_does_not_fit_is_missed_aloud(
+    cli: Cli, tiny_store: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
+    prompt = PROMPT if command == "run" else ("-n", "2")
+    budget = ("--device", "cpu", "--device-memory", memory_for(tiny_store, 2, records="whole"))
+    lost = "decodes without a draft: with all of the base an engine takes at least"
+    assert lost in cli(command, tiny_store, *prompt, *budget)[2]
+    assert lost not in cli(command, tiny_store, *prompt, *budget, "--k", "0")[2]
 
 
 def test_run_with_json_prints_one_line_and_the_text_goes_to_stderr(cli: Cli, tiny_store: Path) -> None:
@@ -146,6 +167,10 @@ def test_the_same_commands_speak_to_people_without_losing_brackets(
         code, out, _ = cli(*arguments)
         assert code == 0
         assert expected in out
+    assert (
+        "18 files, byte-identical to the source; 18 of them there already"
+        in cli("export", store, tmp_path / "[copy]")[1]
+    )
 
 
 def test_demo_compares_plain_speculative_and_on_demand(cli: Cli) -> None:

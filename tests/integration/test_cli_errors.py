@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import moespeq.api
 from engines import memory_for
 from families import make_tiny
 from moespeq.cli.main import run
@@ -142,6 +144,46 @@ def test_a_model_without_a_chat_template(refused: Refused, checkpoint: Path) -> 
     assert "no chat template" in refused("run", checkpoint, "-p", "x", "--chat")
 
 
+@pytest.fixture
+def hub_id(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model of an offline hub whose small files are there and whose weights are not."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository, revision = tmp_path / "hub" / "models--org--tiny", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    ignored = shutil.ignore_patterns("*.safetensors", "chat_template.jinja")
+    shutil.copytree(tiny_checkpoint, repository / "snapshots" / revision, ignore=ignored)
+    return "org/tiny"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("chat",), "no chat template"),
+        (("run", "-p", "x", "--chat"), "no chat template"),
+        (("trace", "record", "--out", "t", "-p", "x", "--system", "Be brief."), "no chat template"),
+        (("run", "-p", "x", "--temperature", "-1"), "temperature must be"),
+        (("chat", "--top-p", "1.5"), "top_p must be"),
+        (("run", "-p", "x", "--k", "17", "--device", "cpu"), "but rows is 17"),
+        (("run", "-p", "x", "--rows", "18"), "rows must be one of"),
+    ],
+)
+def test_what_the_small_files_tell_is_refused_before_anything_is_loaded(
+    refused: Refused,
+    checkpoint: Path,
+    tiny_store: Path,
+    hub_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    expected: str,
+) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    monkeypatch.setattr(moespeq.api, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    for model in (checkpoint, hub_id) if "template" in expected else (checkpoint, hub_id, tiny_store):
+        assert expected in refused(*arguments, model)
+
+
 def test_an_output_that_is_taken(refused: Refused, tiny_checkpoint: Path, tiny_store: Path, tmp_path: Path) -> None:
     assert "exists already" in refused("prepare", tiny_checkpoint, "--out", tiny_store)
     assert "is the checkpoint itself" in refused("prepare", tiny_checkpoint, "--out", tiny_checkpoint)
@@ -161,8 +203,13 @@ def test_verifying_against_another_checkpoint(refused: Refused, tiny_store: Path
         (("runn",), "No such command 'runn'. Did you mean 'run'?"),
         (("run", "m", "--promt", "x"), "No such option: --promt. Did you mean '--prompt'?"),
         (("run", "m", "-p", "x", "--device-memry", "1"), "Did you mean '--device-memory'?"),
-        (("run", "m", "-p", "x", "--zebra"), "No such option: --zebra; `moespeq --help`"),
-        (("run",), "Missing argument 'MODEL'"),
+        (
+            ("run", "m", "-p", "x", "--zebra"),
+            "No such option: --zebra; `moespeq run --help` lists arguments and options.",
+        ),
+        (("run",), "Missing argument 'MODEL'; `moespeq run --help` lists"),
+        (("trace", "record"), "`moespeq trace record --help` lists"),
+        (("--zebra",), "No such option: --zebra; `moespeq --help` lists commands."),
         (("run", "m"), "Missing option '--prompt'"),
         (("run", "m", "n", "-p", "x"), "unexpected extra argument"),
         (("run", "m", "-p", "x", "--rows", "many"), "Invalid value for '--rows'"),
@@ -178,11 +225,12 @@ def test_a_command_line_that_makes_no_sense(refused: Refused, arguments: tuple[s
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--k", "many", "k must be 'auto' or a whole number from 0 to 32, got 'many'"),
-        ("--k", "-1", "from 0 to 32, got -1"),
-        ("--k", "\u00b2", "from 0 to 32, got '\u00b2'"),
-        ("--k", "--5", "from 0 to 32, got '--5'"),
-        ("--k", "17", "load with rows=33"),
+        ("--k", "many", "k must be 'auto' or a whole number from 0 to 16, got 'many'"),
+        ("--k", "-1", "from 0 to 16, got -1"),
+        ("--k", "\u00b2", "from 0 to 16, got '\u00b2'"),
+        ("--k", "--5", "from 0 to 16, got '--5'"),
+        ("--k", "17", "but rows is 17; load with rows=33 (--rows 33)"),
+        ("--k", "99", "k=99 needs 100 rows and the most are 65; k is at most 64"),
         ("--rows", "18", "rows must be one of 1, 17, 33, 65, got 18"),
         ("--device-memory", "lots", "'lots' is not a size"),
         ("--base-memory", "some", "'some' is not a size"),
@@ -210,7 +258,7 @@ def test_a_command_line_that_makes_no_sense(refused: Refused, arguments: tuple[s
 def test_a_value_out_of_range_is_refused_with_the_range(
     refused: Refused, tiny_store: Path, option: str, value: str, expected: str
 ) -> None:
-    assert expected in refused("run", tiny_store, "-p", "x", option, value)
+    assert expected in refused("run", tiny_store, "-p", "x", "--device", "cpu", option, value)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_it_writes_a_trace_and_says_what_is_in_it_and_what_to_do_next(
 ) -> None:
     out = tmp_path / "new folder" / "t"
     code, said, err = record(tiny_store, "--out", out, *PROMPT, "--k", "3", "--temperature", "1", "--seed", "4")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"making the folder {out.parent}\n")
     assert f"{out}: 6 tokens in" in said
     assert f"moespeq trace show '{out}'" in said
     trace = RoutingTrace.read(out)
@@ -66,6 +66,7 @@ def test_a_chat_is_recorded_as_a_chat(record: Cli, tiny_store: Path, tmp_path: P
         ("n" * 300, (), "cannot be written (File name too long)"),
         ("t", ("--rows", "1"), "an engine of 1 row never drafts; load with rows of 17, 33 or 65"),
         ("t", ("--k", "99"), "k=99 needs 100 rows"),
+        ("new folder/t", ("--temperature", "-1"), "temperature must be"),
     ],
 )
 def test_what_cannot_become_a_trace_is_refused_before_anything_is_loaded(
@@ -86,6 +87,7 @@ def test_what_cannot_become_a_trace_is_refused_before_anything_is_loaded(
     assert err.count("\n") == 1
     assert expected in err
     assert (tmp_path / "here").read_text() == "mine"
+    assert not (tmp_path / "new folder").exists()
 
 
 def test_a_prompt_that_is_refused_leaves_no_file(record: Cli, tiny_store: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import signal
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from moespeq.cli import console
 from moespeq.cli.reporting import EXIT_INTERRUPTED, with_reporting
+from moespeq.cli.sentences import complain
 from moespeq.errors import UsageError
 
 
@@ -33,11 +35,12 @@ def text_of(terminal: Console) -> str:
 
 def test_bytes_have_a_rate_and_other_things_a_count_in_one_bar(terminal: Console) -> None:
     with console.progress_bar() as bar:
-        bar.update(1_000_000, 4_000_000, "loading")
-        bar.update(4_000_000, 4_000_000, "loading")
+        bar.update(1 << 20, 4 << 20, "loading")
+        bar.update(4 << 20, 4 << 20, "loading")
         bar.counting("tokens").update(3, 40, "drafting")
     text = text_of(terminal)
-    assert "/4.0 MB" in text
+    assert "/4.0 MiB" in text
+    assert "m?" not in text  # an unknown rate is no figure
     assert "3/40 tokens" in text
 
 
@@ -55,6 +58,20 @@ def test_silence_leaves_no_bar_no_note_and_no_text_beside_json(terminal: Console
     console.text_stream(has_json=True).write("text")
     assert text_of(terminal) == ""
     assert console.text_stream(has_json=False) is sys.stdout
+
+
+def test_a_terminal_breaks_a_sentence_between_words_and_a_file_keeps_it_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = "org/name is no local folder and was not down-loaded; check its name"
+    complain(sentence)
+    assert capsys.readouterr().err == f"moespeq: {sentence}\n"
+    monkeypatch.setattr(sys.stderr, "fileno", lambda: 2, raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 24)))
+    complain(sentence)
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 20
+    assert " ".join(lines) == f"moespeq: {sentence}"
 
 
 def test_resumable_work_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

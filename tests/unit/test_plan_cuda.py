@@ -65,7 +65,7 @@ def test_rows_follow_the_device_and_a_k_too_long_for_it_is_refused_then() -> Non
     without = replace(H200, gpu_free_bytes=None)
     assert resolve_options(LoadOptions(k=32), H200).row_bucket == 33
     assert resolve_options(LoadOptions(k=16), without).row_bucket == 17
-    with pytest.raises(UsageError, match=r"k=32 needs 33 rows, but rows is 17; load with rows=33\."):
+    with pytest.raises(UsageError, match=r"k=32 needs 33 rows, but rows is 17; load with rows=33 \(--rows 33\)\."):
         resolve_options(LoadOptions(k=32), without)
     assert resolve_options(LoadOptions(k=32, rows=33), without).row_bucket == 33
     assert planned().reasons["rows"] == "33: the default speculative on cuda"

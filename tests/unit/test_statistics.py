@@ -58,13 +58,14 @@ def test_times_of_draft_and_verify_are_those_of_rounds() -> None:
 
 def test_a_generation_that_ends_with_its_first_token_divides_by_nothing() -> None:
     stats = summed(decode_s=0.0)
-    assert (stats.rounds, stats.committed_per_round, stats.acceptance, stats.tokens_per_s) == (0, 0.0, 0.0, 0.0)
+    assert (stats.rounds, stats.committed_per_round, stats.acceptance, stats.tokens_per_s) == (0, 0.0, None, 0.0)
     assert stats.bytes_by_cause == {}
 
 
-def test_plain_decoding_accepts_nothing_because_nothing_was_drafted() -> None:
+def test_plain_decoding_has_no_share_accepted_because_nothing_was_drafted() -> None:
     stats = summed(report(), report())
-    assert (stats.drafted, stats.acceptance, stats.committed_per_round) == (0, 0.0, 1.0)
+    assert stats.to_json()["acceptance"] is None
+    assert (stats.drafted, stats.acceptance, stats.committed_per_round) == (0, None, 1.0)
 
 
 def test_the_json_form_has_every_figure_and_is_json() -> None:

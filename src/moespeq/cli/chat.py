@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,6 @@ from moespeq.cli import options
 from moespeq.cli.options import parse_k
 
 if TYPE_CHECKING:
-    from moespeq.decode.engine import Engine
     from moespeq.decode.generation import GenerationResult
 
 __all__ = ["command"]
@@ -60,43 +59,42 @@ def command(
     from moespeq.cli.chat_commands import ChatCommands
     from moespeq.cli.chat_session import ChatSession, read_line
     from moespeq.cli.console import err, print_json, progress_bar, replies, text_stream
+    from moespeq.cli.refusals import refuse_early
     from moespeq.decode.conversation import Conversation
 
+    loading: dict[str, Any] = {
+        "k": parse_k(k),
+        "k_min": k_min,
+        "itl_budget_ms": itl_budget,
+        "lookahead_tok": lookahead,
+        "rows": rows,
+        "ctx_size": ctx_size,
+        "device": device,
+        "device_memory": device_memory,
+        "base_memory": base_memory,
+        "host_memory": host_memory,
+        "threads": threads,
+        "link_bytes_per_s": link_bandwidth,
+    }
+    sampling: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": tuple(stop) if stop else None,
+        "seed": seed,
+    }
+    refuse_early(model, loading, sampling, is_chat=True)
     with suppress(ImportError):
         import readline  # noqa: F401  # gives `input` its keys
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused with its place
     with progress_bar() as bar:
-        engine = load(
-            model,
-            progress=bar,
-            k=parse_k(k),
-            k_min=k_min,
-            itl_budget_ms=itl_budget,
-            lookahead_tok=lookahead,
-            rows=rows,
-            ctx_size=ctx_size,
-            device=device,
-            device_memory=device_memory,
-            base_memory=base_memory,
-            host_memory=host_memory,
-            threads=threads,
-            link_bytes_per_s=link_bandwidth,
-        )
+        engine = load(model, progress=bar, **loading)
     with engine:
-        _require_template(engine)
-        conversation = Conversation(
-            engine,
-            system=system,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=tuple(stop) if stop else None,
-            seed=seed,
-        )
+        conversation = Conversation(engine, system=system, **sampling)
 
         def on_answer(result: GenerationResult) -> None:
             if json:
@@ -117,8 +115,3 @@ def command(
         num_failed = session.run()
     if num_failed and not sys.stdin.isatty():
         raise typer.Exit(EXIT_FAILED)
-
-
-def _require_template(engine: Engine) -> None:
-    """Raise UsageError, before anybody types, where the model cannot chat."""
-    engine.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

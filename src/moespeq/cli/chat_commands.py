@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moespeq.config import nearest_name
+from moespeq.cli.generation_text import rounds_text, speed_text
+from moespeq.config import format_count, nearest_name
 from moespeq.decode.conversation import SETTINGS, Conversation
 from moespeq.errors import UsageError
 
@@ -74,14 +75,14 @@ class ChatCommands:
         if last is None:
             yield "There was no answer yet."
             return
-        yield f"last answer  {last.tokens_per_s:.1f} tok/s after {last.ttft_s:.2f} s, seed {last.seed}"
-        yield f"  prompt     {last.prompt_tok} tokens, {last.reused_tok} of them in the cache already"
-        yield f"  drafts     {last.committed_per_round:.2f} committed a round, {last.acceptance:.0%} accepted"
+        yield f"last answer  {speed_text(last.tokens_per_s)} after {last.ttft_s:.2f} s, seed {last.seed}"
+        yield f"  prompt     {format_count(last.prompt_tok, 'token')}, {last.reused_tok} of them in the cache already"
+        yield f"  rounds     {rounds_text(last)}"
         yield f"  experts    {last.hits} hits, {last.late} late, {last.misses} misses"
-        yield f"all answers  {totals.answers}: {totals.answer_tok} tokens, {totals.tokens_per_s:.1f} tok/s"
-        yield f"  prompts    {totals.prefilled_tok} tokens prefilled, {totals.reused_tok} reused"
-        used_tok = last.prompt_tok + last.committed + 1
-        yield f"context      {used_tok} of {self._conversation.context_tok} tokens used"
+        answer_tok = format_count(totals.answer_tok, "token")
+        yield f"all answers  {totals.answers}: {answer_tok}, {speed_text(totals.tokens_per_s)}"
+        yield f"  prompts    {format_count(totals.prefilled_tok, 'token')} prefilled, {totals.reused_tok} reused"
+        yield f"context      {self._conversation.used_tok} of {self._conversation.context_tok} tokens used"
 
     def _save(self, argument: str) -> Iterator[str]:
         if not argument:
@@ -96,7 +97,7 @@ class ChatCommands:
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}); give another name.") from error
         self._saved.add(path.resolve())
-        yield f"{len(self._conversation.messages)} messages are in {path}."
+        yield f"{path} holds {format_count(len(self._conversation.messages), 'message')}."
 
     def _exit(self, _: str) -> Iterator[str]:
         self.is_over = True

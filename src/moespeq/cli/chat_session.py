@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from moespeq.cli.chat_commands import ChatCommands
+from moespeq.config import format_count
 from moespeq.errors import MoespeqError
 
 if TYPE_CHECKING:
@@ -92,11 +93,11 @@ class ChatSession:
         """Where the model did not end the answer itself."""
         num_tok, context_tok = len(result.tokens), self._conversation.context_tok
         if result.finish_reason.value == "cancelled":
-            self._say(f"(interrupted after {num_tok} tokens; what was said is kept)")
+            self._say(f"(interrupted after {format_count(num_tok, 'token')}; what was said is kept)")
         elif result.finish_reason.value == "length" and result.stats.prompt_tok + num_tok >= context_tok:
             self._say(f"(the context of {context_tok} tokens is full: /reset makes room, or a larger --ctx-size)")
         elif result.finish_reason.value == "length":
-            self._say(f"(cut after {num_tok} tokens; /set max_new_tokens=N allows more)")
+            self._say(f"(cut after {format_count(num_tok, 'token')}; /set max_new_tokens=N allows more)")
 
     def _show(self, stream: GenerationStream) -> None:
         """Write pieces as they come."""

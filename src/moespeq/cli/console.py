@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -24,14 +25,16 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.table import Table
 from rich.text import Text
 
+from moespeq.config import format_bytes
+
 __all__ = [
     "Bar",
     "err",
+    "note_new_folder",
     "out",
     "print_json",
     "print_table",
@@ -76,6 +79,13 @@ def print_table(table: Table) -> None:
         Console(file=text, width=_UNBOUNDED_CHARS).print(table)
         for line in text.getvalue().splitlines():
             out.print(line.rstrip())
+
+
+def note_new_folder(path: Path) -> None:
+    """Say it where the folder that `path` is to be written into is not there and will be made: it may be mistyped."""
+    folder = path.absolute().parent
+    if not folder.exists():
+        err.print(f"making the folder {folder}", style="dim")
 
 
 @contextmanager
@@ -153,11 +163,12 @@ class _Figures(ProgressColumn):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bytes, self._rate = DownloadColumn(), TransferSpeedColumn()
+        self._bytes = DownloadColumn(binary_units=True)  # as tables write sizes
 
     def render(self, task: Task) -> Text:
         if task.fields["unit"] == _BYTES:
-            return Text.assemble(self._bytes.render(task), " ", self._rate.render(task))
+            rate = task.finished_speed or task.speed
+            return Text.assemble(self._bytes.render(task), f" {format_bytes(rate)}/s" if rate else "")
         return Text(f"{task.completed:.0f}/{task.total:.0f} {task.fields['unit']}", style="progress.download")
 
 

@@ -26,14 +26,19 @@ def command(
 
     Example: moespeq export olmoe.moespeq olmoe-checkpoint
     """
+    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar, resumable
+    from moespeq.config import format_count
     from moespeq.prepare import export_checkpoint
 
+    note_new_folder(out)
+    there = {path.name for path in out.iterdir() if path.is_file()} if out.is_dir() else set()
     with progress_bar() as bar, resumable():
         folder = export_checkpoint(store, out, progress=bar)
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     if json:
         print_json({"checkpoint": str(folder), "files": files})
     else:
-        console.print(f"{folder}: {len(files)} files, byte-identical to the source")
+        kept = len(there.intersection(files))
+        kept_text = f"; {kept} of them there already, and left as they were" if kept else ""
+        console.print(f"{folder}: {format_count(len(files), 'file')}, byte-identical to the source{kept_text}")

@@ -14,6 +14,7 @@ import typer
 from moespeq import __version__
 from moespeq.cli.manual import ManualCommand, ManualGroup
 from moespeq.cli.reporting import with_reporting
+from moespeq.cli.sentences import complain
 from moespeq.errors import MoespeqError
 
 __all__ = ["app", "run"]
@@ -97,7 +98,7 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows what it can
     try:
-        sys.exit(app(standalone_mode=False))  # which makes an interrupt 130
+        sys.exit(app(prog_name="moespeq", standalone_mode=False))  # which makes an interrupt 130
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):
             sys.exit(EXIT_READER_GONE)
@@ -116,7 +117,12 @@ def _explain(error: typer.TyperException) -> str:
     if possible:
         return f"{error.message}. Did you mean '{possible[0]}'?"
     message = error.format_message()
-    return message if message.endswith("?") else f"{message.rstrip('.')}; `moespeq --help` lists commands and options."
+    if message.endswith("?"):
+        return message
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "moespeq"
+    listed = "commands" if context is None or isinstance(context.command, ManualGroup) else "arguments and options"
+    return f"{message.rstrip('.')}; `{command} --help` lists {listed}."
 
 
 def _explain_system(error: OSError) -> str:
@@ -133,5 +139,5 @@ def _fail(sentence: str) -> None:
     except OSError:
         with suppress(OSError):
             sys.stdout.close()  # or what it could not write is tried again, and complained of, at the exit
-    typer.echo(f"moespeq: {sentence}", err=True)
+    complain(sentence)
     sys.exit(EXIT_ERROR)

@@ -43,12 +43,14 @@ def command(
 
     Example: moespeq prepare allenai/OLMoE-1B-7B-0924 --out olmoe.moespeq
     """
+    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar, resumable
     from moespeq.config import format_bytes
     from moespeq.prepare import default_layout, not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)
+    if out is not None:
+        note_new_folder(out)
     with progress_bar() as bar, resumable():
         store = prepare_store(model, out, layout=layout, fmt=fmt, device=device, progress=bar)
     left_out = not_kept(resolve_source(model))

@@ -38,7 +38,7 @@ def command(
     """
     import json as json_format
 
-    from moespeq.cli.console import err, print_json, progress_bar
+    from moespeq.cli.console import err, note_new_folder, print_json, progress_bar
     from moespeq.cli.console import out as console
     from moespeq.config import ROW_BUCKETS
     from moespeq.errors import UsageError
@@ -48,6 +48,8 @@ def command(
     if model is None and (rows or device_memory is not None):
         raise UsageError("--rows and --device-memory are those of a model that is timed; give MODEL too.")
     chosen, path = choose_device(device), out if out is not None else default_profile_path()
+    if out is not None:
+        note_new_folder(out)
     require_writable(path)
     earlier = MachineProfile.load(path)
     if earlier is not None and out is None and earlier.device != device_name(chosen):

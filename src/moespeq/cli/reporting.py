@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from moespeq.cli.manual import OUTPUT
+from moespeq.cli.sentences import complain
 from moespeq.errors import UsageError
 
 __all__ = ["with_reporting"]
@@ -64,7 +65,7 @@ def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch:
             command(*args, **given)
         except KeyboardInterrupt as interrupt:
             advice = f"; {interrupt}" if interrupt.args else "."
-            typer.echo(f"moespeq: interrupted{advice}", err=True)
+            complain(f"interrupted{advice}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
     own = inspect.signature(command, eval_str=True)

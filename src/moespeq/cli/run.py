@@ -64,27 +64,26 @@ def command(
     """
     from moespeq.api import load
     from moespeq.cli.console import err, print_json, progress_bar, text_stream
+    from moespeq.cli.generation_text import rounds_text, speed_text
     from moespeq.cli.prompts import read_prompt, request_of
+    from moespeq.cli.refusals import refuse_early
+    from moespeq.config import format_count
 
-    text = read_prompt(prompt)
-    with progress_bar() as bar:
-        engine = load(
-            model,
-            progress=bar,
-            k=parse_k(k),
-            k_min=k_min,
-            itl_budget_ms=itl_budget,
-            lookahead_tok=lookahead,
-            rows=rows,
-            ctx_size=ctx_size,
-            device=device,
-            device_memory=device_memory,
-            base_memory=base_memory,
-            host_memory=host_memory,
-            threads=threads,
-            link_bytes_per_s=link_bandwidth,
-            mode=mode,
-        )
+    loading: dict[str, Any] = {
+        "k": parse_k(k),
+        "k_min": k_min,
+        "itl_budget_ms": itl_budget,
+        "lookahead_tok": lookahead,
+        "rows": rows,
+        "ctx_size": ctx_size,
+        "device": device,
+        "device_memory": device_memory,
+        "base_memory": base_memory,
+        "host_memory": host_memory,
+        "threads": threads,
+        "link_bytes_per_s": link_bandwidth,
+        "mode": mode,
+    }
     sampling: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -98,9 +97,11 @@ def command(
         "seed": seed,
         "ignore_eos": ignore_eos or None,
     }
+    text = read_prompt(prompt)
+    refuse_early(model, loading, sampling, is_chat=chat or bool(system))
+    with progress_bar() as bar:
+        engine = load(model, progress=bar, **loading)
     with engine:
-        if "records" in engine.plan.reasons:
-            err.print(engine.plan.reasons["records"])
         stream = engine.stream(request_of(engine, text, chat=chat, system=system), **sampling)
         was_interrupted = _show(stream, text_stream(has_json=json))
         stats = stream.result.stats
@@ -115,9 +116,8 @@ def command(
             )
         else:
             err.print(
-                f"{len(stream.result.tokens)} tokens ({stream.result.finish_reason.value}), "
-                f"{stats.tokens_per_s:.1f} tok/s after {stats.ttft_s:.2f} s; "
-                f"{stats.committed_per_round:.2f} committed a round, {stats.acceptance:.0%} of drafts accepted; "
+                f"{format_count(len(stream.result.tokens), 'token')} ({stream.result.finish_reason.value}), "
+                f"{speed_text(stats.tokens_per_s)} after {stats.ttft_s:.2f} s; {rounds_text(stats)}; "
                 f"{stats.hits} hits, {stats.late} late, {stats.misses} misses; seed {stats.seed}",
                 style="dim",
             )

@@ -59,8 +59,10 @@ def command(
     from moespeq.api import load
     from moespeq.cli.console import out as console
     from moespeq.cli.console import print_json, progress_bar
+    from moespeq.cli.generation_text import rounds_text, speed_text
     from moespeq.cli.prompts import read_prompt, request_of
-    from moespeq.config import LoadOptions
+    from moespeq.cli.refusals import refuse_early
+    from moespeq.config import LoadOptions, format_count
     from moespeq.decode.recording import record, require_draft
     from moespeq.decode.timeline import write_timeline
     from moespeq.errors import UsageError
@@ -89,12 +91,13 @@ def command(
         "seed": seed,
         "ignore_eos": ignore_eos or None,
     }
+    require_draft(LoadOptions.from_mapping(loading))
+    refuse_early(model, loading, sampling, is_chat=chat or bool(system))
     _require_new_file(out, "--out")
     if timeline is not None:
         _require_new_file(timeline, "--timeline")
         if timeline.resolve() == out.resolve():
             raise UsageError(f"--out and --timeline are both {out}; give two files.")
-    require_draft(LoadOptions.from_mapping(loading))
     text = read_prompt(prompt)
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)
@@ -110,14 +113,15 @@ def command(
         return
     stats = recording.result.stats
     console.print(
-        f"{out}: {len(recording.trace.positions)} tokens in {stats.rounds} rounds, "
-        f"{stats.committed_per_round:.2f} committed a round, {stats.tokens_per_s:.1f} tok/s; "
+        f"{out}: {format_count(len(recording.trace.positions), 'token')} in {format_count(stats.rounds, 'round')}, "
+        f"{rounds_text(stats)}, {speed_text(stats.tokens_per_s)}; "
         f"look at it with `moespeq trace show {quote(str(out))}`"
     )
 
 
 def _require_new_file(out: Path, option: str) -> None:
     """Refuse what cannot be written, before anything is loaded for it. Raises UsageError or StorageError."""
+    from moespeq.cli.console import note_new_folder
     from moespeq.errors import UsageError
     from moespeq.plan.profile import require_writable
     from moespeq.store.output_path import require_reachable
@@ -125,6 +129,7 @@ def _require_new_file(out: Path, option: str) -> None:
     require_reachable(out)
     if out.exists():
         raise UsageError(f"{out} exists already; remove it, or choose another {option}.")
+    note_new_folder(out)
     require_writable(out)
 
 
@@ -139,7 +144,7 @@ def _summary(recording: Recording, out: Path) -> dict[str, Any]:
         "prompt_tokens": stats.prompt_tok,
         "rounds": stats.rounds,
         "committed_per_round": round(stats.committed_per_round, 4),
-        "acceptance": round(stats.acceptance, 4),
+        "acceptance": None if stats.acceptance is None else round(stats.acceptance, 4),
         "tokens_per_s": round(stats.tokens_per_s, 3),
         "link_bytes_per_s": round(recording.trace.header.link_bytes_per_s),
         "seed": stats.seed,

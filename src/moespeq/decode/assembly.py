@@ -49,18 +49,18 @@ def open_engine(
     """
     store = Store.open(path)
     try:
-        options, plan = plan_of(store, options)
+        asked, (options, plan) = options, plan_of(store, options)
         engine = _assemble(store, options, plan, dtype, Meter(progress, plan.dense_bytes + plan.base_bytes))
     except BaseException as error:
         store.close()
         give_memory_back(error)
         raise
-    _report(engine)
+    _report(engine, is_draft_lost=asked.has_draft and asked.k != 0 and not options.has_draft)
     return engine
 
 
-def _report(engine: Engine) -> None:
-    """What was loaded, and at debug level why each figure is what it is."""
+def _report(engine: Engine, *, is_draft_lost: bool) -> None:
+    """What was loaded, a warning where no draft fits, and at debug level why each figure is what it is."""
     plan, options = engine.plan, engine.options
     facts = {
         "device": options.device,
@@ -73,6 +73,9 @@ def _report(engine: Engine) -> None:
         "records": options.records,
     }
     _log.info("%s is loaded", engine.manifest.name, extra={"facts": facts})
+    if is_draft_lost and "records" in plan.reasons:
+        reason = plan.reasons["records"].partition(": ")[2]
+        _log.warning("%s decodes without a draft: %s", engine.manifest.name, reason)
     for name, reason in plan.reasons.items():
         _log.debug("plan: %s: %s", name, reason)
 

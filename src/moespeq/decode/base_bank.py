@@ -94,4 +94,4 @@ def _fill(store: Store, keys: Sequence[ExpertKey], records: torch.Tensor, meter:
 
     with ThreadPoolExecutor(_NUM_LOADERS) as pool:
         for loaded_bytes in pool.map(load, range(0, len(keys), _ROWS_AT_ONCE)):
-            meter.add(loaded_bytes, "loading the draft's base")
+            meter.add(loaded_bytes, "loading all weights: the draft's base")

@@ -70,6 +70,7 @@ class ConversationTotals:
 class Conversation:
     """Mutable. `ask`, iterate the stream, then `keep` its result; a question whose answer is not kept was never asked.
 
+    used_tok: of the context, taken by what was kept. last: of the last answer, also of one forgotten since.
     sampling: settings by name; None is the checkpoint's own. By default an answer may be as long as the context leaves.
     """
 
@@ -80,6 +81,7 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
         self.totals = ConversationTotals()
         self.last: GenerationStats | None = None
+        self.used_tok = 0
         self.set(sampling)
 
     @property
@@ -102,7 +104,8 @@ class Conversation:
         """Change settings from the next answer on; None takes one back. Raises UsageError, changing nothing."""
         for name in changes:
             if name not in SETTINGS:
-                raise UsageError(f"Unknown setting '{name}'.{nearest_name(name, list(SETTINGS))}")
+                advice = nearest_name(name, list(SETTINGS)) or f" Settings are {', '.join(SETTINGS)}."
+                raise UsageError(f"Unknown setting '{name}'.{advice}")
         settings = {**self._settings, **changes}
         settings = {name: value for name, value in settings.items() if value is not None}
         self._params(settings)
@@ -114,7 +117,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget what was said; system message and settings stay."""
-        self._turns = []
+        self._turns, self.used_tok = [], 0
 
     def ask(self, text: str) -> GenerationStream:
         """The answer to `text` behind all that was kept. Raises UsageError or PromptError."""
@@ -132,6 +135,7 @@ class Conversation:
         """Remember a question and its answer, a cancelled one as far as it got."""
         self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
         self.totals, self.last = self.totals.plus(result), result.stats
+        self.used_tok = result.stats.prompt_tok + len(result.tokens)
 
     @property
     def _longest_answer_tok(self) -> int | None:

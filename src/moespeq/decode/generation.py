@@ -184,12 +184,12 @@ class Generation:
 def _facts(result: GenerationResult) -> dict[str, object]:
     """What a log says of a generation."""
     stats = result.stats
-    return {
+    facts: dict[str, object] = {
         "finish_reason": result.finish_reason.value,
         "prompt_tok": stats.prompt_tok,
         "reused_tok": stats.reused_tok,
         "tokens": len(result.tokens),
         "ttft_s": round(stats.ttft_s, 4),
         "tokens_per_s": round(stats.tokens_per_s, 2),
-        "acceptance": round(stats.acceptance, 3),
     }
+    return facts if stats.acceptance is None else {**facts, "acceptance": round(stats.acceptance, 3)}

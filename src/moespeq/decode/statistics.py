@@ -81,9 +81,9 @@ class GenerationStats:
         return self.committed / self.rounds if self.rounds else 0.0
 
     @property
-    def acceptance(self) -> float:
-        """Share of drafted tokens the target kept."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    def acceptance(self) -> float | None:
+        """Share of drafted tokens the target kept; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def k_per_round(self) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class GenerationStats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "committed": self.committed,
-            "acceptance": round(self.acceptance, 4),
+            "acceptance": None if self.acceptance is None else round(self.acceptance, 4),
             "committed_per_round": round(self.committed_per_round, 4),
             "link_bytes": self.link_bytes,
             "link_bytes_by_cause": dict(self.bytes_by_cause),

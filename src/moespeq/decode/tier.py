@@ -73,7 +73,7 @@ def dense_tensors(store: Store, meter: Meter) -> Mapping[str, torch.Tensor]:
     """Every dense tensor under its source name, in memory of its own."""
     tensors = {}
     for entry, data in store.dense_tensors():
-        meter.add(entry.num_bytes, "loading dense weights")
+        meter.add(entry.num_bytes, "loading all weights: dense")
         if entry.dtype in _DTYPES:
             tensors[entry.name] = torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
     return tensors

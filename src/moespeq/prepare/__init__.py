@@ -12,6 +12,7 @@ from moespeq.prepare.source import (
     name_of,
     not_kept,
     resolve_description,
+    resolve_small_files,
     resolve_source,
 )
 from moespeq.prepare.verify import VerifyReport, verify_store
@@ -30,6 +31,7 @@ __all__ = [
     "prepare_cached",
     "prepare_store",
     "resolve_description",
+    "resolve_small_files",
     "resolve_source",
     "verify_store",
     "write_store",

@@ -18,7 +18,7 @@ from moespeq.cache_folder import cache_folder
 from moespeq.errors import CheckpointError
 from moespeq.model.supported import check_family
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
-from moespeq.store import MANIFEST_NAME, open_checkpoint
+from moespeq.store import MANIFEST_NAME, Store, open_checkpoint
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
 from moespeq.store.manifest import SCHEMA
 
@@ -29,6 +29,7 @@ __all__ = [
     "name_of",
     "not_kept",
     "resolve_description",
+    "resolve_small_files",
     "resolve_source",
 ]
 
@@ -59,6 +60,22 @@ def resolve_description(source: Path | str) -> Path:
     small = _download(source, ["config.json", INDEX_NAME])
     check_family(small)
     return small
+
+
+def resolve_small_files(source: Path | str) -> Path:
+    """The folder of config, tokenizer and templates: a store's or checkpoint's, of a hub id downloaded without weights.
+
+    Raises CheckpointError or StoreError where nothing could be loaded.
+    """
+    folder = resolve_description(source)
+    if is_store(folder):
+        with Store.open(folder) as store:
+            return store.model_folder
+    if folder != Path(source):
+        return _download(str(source), _SMALL_FILES)
+    open_checkpoint(folder)
+    check_family(folder)
+    return folder
 
 
 def name_of(source: Path | str) -> str:

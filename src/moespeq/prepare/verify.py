@@ -60,7 +60,7 @@ def _check_files(store: Store, meter: Meter) -> None:
     for file in store.manifest.files:
         if sha256_of(store.path / file.path) != file.sha256:
             raise StoreError(f"{store.path / file.path} does not match its checksum; prepare the store again.")
-        meter.add(file.size_bytes, "files")
+        meter.add(file.size_bytes, "checking files")
 
 
 def _check_records(store: Store, keys: Sequence[ExpertKey], meter: Meter) -> None:
@@ -69,13 +69,13 @@ def _check_records(store: Store, keys: Sequence[ExpertKey], meter: Meter) -> Non
         buffer = view_of(torch.empty(max(num_bytes), dtype=torch.uint8))
         store.read_base_into(key, buffer, verify=True)
         store.read_record_into(key, buffer, verify=True)
-        meter.add(sum(num_bytes), "records")
+        meter.add(sum(num_bytes), "checking records")
 
 
 def _compare(store: Store, checkpoint: Checkpoint, keys: Sequence[ExpertKey], meter: Meter) -> int:
     """Bytes of tensors compared: dense ones as they are, experts as their source rows."""
     _compare_headers(store, checkpoint)
-    meter.add(sum(len(file.header) for file in checkpoint.files), "headers")
+    meter.add(sum(len(file.header) for file in checkpoint.files), "comparing headers")
     compared_bytes = _compare_dense(store, checkpoint, meter)
     return compared_bytes + _compare_experts(store, checkpoint, keys, meter)
 
@@ -95,7 +95,7 @@ def _compare_experts(store: Store, checkpoint: Checkpoint, keys: Sequence[Expert
                     f"Expert {key.expert} of MoE layer {key.layer} of {store.path} differs from "
                     f"{checkpoint.folder}; prepare the store again."
                 )
-            meter.add(expert_bytes, "experts")
+            meter.add(expert_bytes, "comparing experts")
     return expert_bytes * len(keys)
 
 
@@ -115,5 +115,5 @@ def _compare_dense(store: Store, checkpoint: Checkpoint, meter: Meter) -> int:
             if any(ours != theirs for ours, theirs in zip(*chunks, strict=True)):
                 raise StoreError(f"Tensor {entry.name!r} of {store.path} differs from {checkpoint.folder}.")
             compared_bytes += entry.num_bytes
-            meter.add(entry.num_bytes, "dense weights")
+            meter.add(entry.num_bytes, "comparing dense weights")
     return compared_bytes

@@ -1,0 +1,38 @@
+"""What can be refused of a request before a model is downloaded, prepared or loaded for it, which may take minutes.
+
+Decides nothing of its own: it asks those who would refuse later, with the checkpoint's small files alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["refuse_early"]
+
+
+def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, Any], *, is_chat: bool) -> None:
+    """Raise what loading `model` with these options, or asking it like this, would raise. Raises MoespeqError.
+
+    is_chat: whether the model's chat template is needed.
+    """
+    from moespeq.config import LoadOptions
+    from moespeq.decode.params import SamplingParams
+    from moespeq.errors import UsageError
+    from moespeq.model.loading import load_config, load_generation_config
+    from moespeq.model.tokenizer import Tokenizer
+    from moespeq.prepare import resolve_small_files
+    from moespeq.profiling import choose_device
+
+    LoadOptions.from_mapping({**loading, "device": choose_device(loading["device"])})
+    folder = resolve_small_files(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the request itself warns again
+        defaults = load_generation_config(folder, load_config(folder))
+        SamplingParams.from_generation_config(defaults, **sampling)
+    if is_chat:
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer is None:
+            raise UsageError("This checkpoint has no tokenizer, which a chat needs; use one that has.")
+        tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
