@@ -99,7 +99,7 @@ def test_a_server_is_watched_and_its_answer_scored_twice(client: Client) -> None
     assert watched.health.severity is Severity.FINE
     assert signals.echo_logprob_gap is not None
     assert signals.echo_logprob_gap < 0.1
-    assert (signals.model, signals.device, signals.k_asked) == ("demo", "cpu", "4")
+    assert (signals.model, signals.device, signals.k_asked) == ("MODEL", "cpu", "4")
     assert signals.acceptance.drafts >= 12
     assert signals.routes.total > 0
     assert signals.record_bytes > 0
@@ -119,7 +119,9 @@ def test_a_key_is_asked_for_and_used(served_engine: Engine) -> None:
         with Bridge(locked) as bridge:
             signals = watch(bridge).signals
         assert signals.echo_logprob_gap is None
-        assert "--api-key" in signals.echo_refusal
+        assert "give the server's --api-key" in signals.echo_refusal
+        with Bridge(locked, Authorization="Bearer wrong") as bridge:
+            assert "takes another key" in watch(bridge).signals.echo_refusal
         with Bridge(locked, Authorization="Bearer k") as bridge:
             assert watch(bridge).signals.echo_logprob_gap is not None
 
@@ -240,4 +242,17 @@ def test_the_command_looks_at_a_run(cli: Cli, tiny_store: Path, tmp_path: Path) 
 def test_a_model_that_does_not_fit_is_a_finding(cli: Cli, tiny_store: Path) -> None:
     code, out, _ = cli("doctor", tiny_store, "--device", "cpu", "--device-memory", "1KiB")
     assert code == 2
-    assert f"mend:  moespeq plan {tiny_store}" in out
+    assert "--ctx-size." not in out, "doctor has no such option"
+    (mend,) = (line for line in out.splitlines() if "moespeq plan" in line)
+    command = mend[mend.index("moespeq plan") :]
+    assert command.startswith(f"moespeq plan {tiny_store} --device cpu --device-memory 1KiB")
+    code, out, _ = cli(*command.split()[1:])
+    assert (code, "does not fit" in out) == (2, True), "it says what is missing"
+
+
+def test_a_model_that_is_given_is_what_commands_name(cli: Cli, tiny_store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    _, out, _ = cli("run", tiny_store, "-p", "ab", "-n", "8", "--k", "0", "--ignore-eos", "--json")
+    path.write_text(out)
+    assert "`moespeq doctor MODEL`" in cli("doctor", "--device", "cpu", "--run", path)[1]
+    assert f"`moespeq doctor {tiny_store}`" in cli("doctor", tiny_store, "--device", "cpu", "--run", path)[1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moespeq.cli.main import run
-from moespeq.config import LoadOptions, format_at_least
+from moespeq.config import LoadOptions, format_at_least, format_bytes
 from moespeq.decode.assembly import open_engine
 from moespeq.decode.planning import plan_of
 from moespeq.errors import BudgetError
@@ -44,21 +46,36 @@ def test_a_gpu_needs_its_context_and_graphs_too(tiny_store: Path) -> None:
     assert all(least["cuda"]["512"][way] > least["cpu"]["512"][way] + (880 << 20) for way in WAYS)
 
 
-def test_people_read_a_line_for_each_context(
+def test_people_read_a_column_for_each_context(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["moespeq", "info", str(tiny_store)])
     with pytest.raises(SystemExit):
         run()
-    sizes = describe_model(tiny_store)["least_memory_bytes"]["cpu"]["512"]
+    least = describe_model(tiny_store)["least_memory_bytes"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-4] == "least memory on a CPU"
-    assert lines[-3].split(maxsplit=3)[:3] == ["at", "512", "tok"]
-    assert lines[-3].endswith(
-        f"{format_at_least(sizes['with_draft'])} with the whole draft, "
-        f"{format_at_least(sizes['base_travels'])} without (the base travels, k = 0), "
-        f"{format_at_least(sizes['on_demand'])} on demand"
-    )
+    words = ("with the whole draft", "without (the base travels, k = 0)", "on demand")
+    for device, name in (("cpu", "CPU"), ("cuda", "GPU")):
+        at = lines.index(next(line for line in lines if line.startswith(f"least memory on a {name} ")))
+        assert lines[at].endswith("512 tokens")
+        rows = [line.strip() for line in lines[at + 1 : at + 1 + len(words)]]
+        assert [row[: len(word)] for row, word in zip(rows, words, strict=True)] == [*words]
+        shown = [row[len(word) :].strip() for row, word in zip(rows, words, strict=True)]
+        assert shown == [format_at_least(least[device]["512"][way]) for way in WAYS]
+
+
+def test_every_size_is_shown_with_a_unit_and_no_name_twice(
+    tiny_store: Path, tiny_checkpoint: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    for model in (tiny_store, tiny_checkpoint):
+        facts = describe_model(model)
+        shown = dict(re.split(r"  +", line, maxsplit=1) for line in cli("info", model)[1].split("\n\n")[0].splitlines())
+        sizes = [value for name, value in facts.items() if "_bytes" in name and name != "least_memory_bytes"]
+        assert [value for value in shown.values() if re.fullmatch(r"[\d.]+ [KMG]?i?B", value)] == [
+            format_bytes(size) for size in sizes
+        ]
+        assert len(shown) == len(facts.keys() - {"least_memory_bytes"})
+        assert not [name for name in shown if "size size" in name or "tok " in f"{name} "]
 
 
 def test_what_on_demand_chooses_leaves_a_reason(tiny_store: Path, tiny_plain_store: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from moespeq.api import load
 from moespeq.decode.planning import StoreSizes
+from moespeq.demo.assets import MODEL_FOLDER
 from moespeq.errors import CheckpointError, UnsupportedModelError, UsageError
 from moespeq.forecast import plan_model
 from moespeq.forecast.sizes import CheckpointSizes, FewerBits
 from moespeq.nested import BaseFormat, Layout
+from moespeq.plan.profile import DiskRate, MachineProfile, ModelTimes
 from moespeq.prepare import prepare_store
 from moespeq.store import Store, open_checkpoint
 
@@ -83,6 +85,19 @@ def test_more_memory_and_a_faster_link_help_where_the_link_is_waited_for(tiny_st
     assert all(gain > 1 for gain in gains)
 
 
+def test_what_gains_next_to_nothing_is_no_help(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moespeq.forecast.advice._MORE_MEMORY", 1.0001)
+    monkeypatch.setattr("moespeq.forecast.advice._FASTER_LINK", 1.005)
+    assert not [one for one in plan_model(tiny_store, **SMALL).helps if one.gain < 1.01]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_reasons_of_the_workspace_are_words_and_not_shapes(described: Path, device: str) -> None:
+    plan = plan_model(described, device=device, device_memory="2GiB").plan
+    assert plan is not None
+    assert not [figure.reason for figure in plan.workspace if "[" in figure.reason or "tensor" in figure.reason]
+
+
 def test_what_does_not_fit_is_told_what_is_missing_and_every_way_that_fits_does(tiny_store: Path) -> None:
     small = {"device": "cpu", "device_memory": "890KiB"}
     report = plan_model(tiny_store, **small)
@@ -123,6 +138,39 @@ def test_every_way_to_fit_is_true_when_it_is_tried(described: Path, asked: dict[
         assert (again.plan is not None) == way.is_enough, way
         if again.plan is not None:
             assert way.has_draft == (again.plan.num_bases > 0 and again.options.k != 0), way
+
+
+@pytest.mark.parametrize("device_memory", ["8MiB", "6MiB"])
+def test_no_two_ways_to_fit_are_the_same_engine_and_the_least_is_that_engines(device_memory: str) -> None:
+    small = {"device": "cpu", "device_memory": device_memory}
+    ways = plan_model(MODEL_FOLDER, **small).ways
+    assert len({(way.least_bytes, way.has_draft) for way in ways}) == len(ways)
+    assert any(way.has_draft for way in ways), "a context that leaves room for a draft is found"
+    for way in ways:
+        asked = asked_by(way.options)
+        assert plan_model(MODEL_FOLDER, **small | asked | {"device_memory": way.least_bytes}).plan is not None
+        below = plan_model(MODEL_FOLDER, **small | asked | {"device_memory": way.least_bytes - 1}).plan
+        assert below is None or (way.has_draft and below.num_bases == 0)
+
+
+def test_where_no_way_leaves_a_draft_what_it_takes_is_told_and_is_enough(described: Path, cli: Cli) -> None:
+    report = plan_model(described, device="cpu", device_memory="100KiB")
+    assert [need.context_tok for need in report.draft_needs] == [512, 256]
+    for need in report.draft_needs:
+        asked = {"device": "cpu", "ctx_size": need.context_tok}
+        plan = plan_model(described, **asked, device_memory=need.least_bytes).plan
+        assert plan is not None
+        assert plan.num_bases == num_experts(described)
+        less = plan_model(described, **asked, device_memory=need.least_bytes - 1).plan
+        assert less is None or less.num_bases == 0
+    assert not plan_model(described, device="cpu", device_memory="100KiB", k=0).draft_needs
+    asked = ("plan", described, "--device", "cpu", "--device-memory", "100KiB")
+    assert "a whole draft takes device memory of at least" in cli(*asked)[1]
+    assert [need["context_tok"] for need in json.loads(cli(*asked, "--json")[1])["draft_needs"]] == [512, 256]
+
+
+def num_experts(folder: Path) -> int:
+    return CheckpointSizes(folder, "tiny", layout=Layout.FIXED).num_records
 
 
 def test_more_than_is_free_is_answered_with_what_is_free(tiny_store: Path) -> None:
@@ -167,6 +215,21 @@ def test_the_command_shows_every_size_with_its_reason(cli: Cli, described: Path)
         assert any(line.strip().startswith(name) for line in out.splitlines()), name
     for words in ("what auto became", "sharing saves", "what would help most", "at most, what the link", "hits"):
         assert words in out
+
+
+def test_a_speed_by_the_profile_says_what_it_rests_on(
+    cli: Cli, described: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = ModelTimes(described.name, 1e-3, {17: 0.01}, 1e9)
+    profile = MachineProfile("cpu", {}, {1 << 20: 1e9}, (DiskRate(1, 1e9, True),), (times,))
+    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    profile.save(tmp_path / "cache" / "profile.json")
+    _, auto, _ = cli("plan", described, *COMMAND)
+    assert "by the profile" in auto
+    assert "slower where the machine is busier" in auto
+    assert "auto goes by the rounds it measures" in auto
+    assert "auto goes by" not in cli("plan", described, *COMMAND, "--k", "4")[1]
 
 
 def test_json_has_the_same_in_bytes(cli: Cli, tiny_store: Path) -> None:

@@ -35,13 +35,20 @@ def test_a_healthy_run_has_nothing_but_ok() -> None:
         ("KV consistency", {"kept_in_rounds": 0.6}, PROBLEM, "60% of drafted tokens", "--k 0"),
         ("base calibration", {"routes": RouteCounts(100, 40)}, WARNING, "40.0% of 100", "moespeq prepare"),
         ("workload shift", {"recent": accepted(0.6)}, WARNING, "60% of 100", "moespeq trace record org/name"),
-        ("speculation pays", {"plain_rounds": 80}, WARNING, "80% of 100 rounds", "moespeq plan org/name"),
+        (
+            "speculation pays",
+            {"plain_rounds": 80, "acceptance": accepted(0.3)},
+            WARNING,
+            "80% of 100 rounds",
+            "moespeq plan org/name",
+        ),
         ("link use", {"stall_s": 4.0}, WARNING, "40% of their time", "next checks"),
         ("link use", {"stall_s": 4.0, "link_busy_s": 9.0}, WARNING, "90% of it", "--device-memory"),
         ("lookahead window", {"misses": 500}, WARNING, "500 misses", "moespeq doctor org/name"),
         ("lookahead window", {"misses": 500, "lookahead_tok": 2}, WARNING, "2 steps", "leave --lookahead out"),
         ("copy sizes", {"record_bytes": 50e3}, WARNING, "48.83 KiB", "moespeq plan org/name"),
         ("link rate", {"link_busy_s": 50.0}, WARNING, "30 by the profile", "--host-memory"),
+        ("link rate", {"link_busy_s": 50.0, "device": "cpu"}, WARNING, "30 by the profile", "--link-bandwidth"),
         ("wasted bytes", {"wasted_bytes": 50 * GIB}, WARNING, "(50%)", "--lookahead"),
         ("out of memory", {"failures": {"out_of_memory": 3}}, PROBLEM, "3 requests", "--bits 3"),
         ("queue", {"queue": QueueState(20, 1, 1.0)}, WARNING, "20 waiting", "--max-waiting"),
@@ -71,6 +78,8 @@ def test_what_is_wrong_is_told_with_evidence_cause_and_command(
         ("lookahead window", {"hits": 0, "late": 0, "misses": 0}),
         ("copy sizes", {"record_bytes": None}),
         ("link rate", {"link_busy_s": None}),
+        ("link rate", {"link_busy_s": 50.0, "device": "cpu", "record_bytes": None}),
+        ("link rate", {"link_busy_s": 50.0, "device": "cpu", "record_bytes": 27e3}),
     ],
 )
 def test_too_little_to_judge_is_not_judged(check: str, changes: dict[str, Any]) -> None:
@@ -82,6 +91,7 @@ def test_too_little_to_judge_is_not_judged(check: str, changes: dict[str, Any]) 
     [
         ("workload shift", {"before": accepted(1.0, drafts=12), "recent": accepted(0.75, drafts=12)}),
         ("speculation pays", {"plain_rounds": 100, "k_asked": 0}),
+        ("speculation pays", {"plain_rounds": 98, "acceptance": accepted(0.0, drafts=2)}),
         ("lookahead window", {"misses": 900, "acceptance": accepted(0.9, drafts=20)}),
         ("copy sizes", {"record_bytes": 50e3, "device": "cpu"}),
         ("wasted bytes", {"link_bytes": 0, "wasted_bytes": 0}),
@@ -101,17 +111,28 @@ def test_without_a_profile_or_a_server_there_is_no_rate_and_no_queue() -> None:
     assert "queue" not in checks
 
 
+def test_nothing_that_a_cpu_does_not_have_is_advised_for_one() -> None:
+    slow = {"device": "cpu", "record_bytes": 9e6, "link_busy_s": 50.0, "failures": {"out_of_memory": 3}}
+    remedies = " ".join(one.remedy or "" for one in found(**slow).values())
+    assert not [words for words in ("--host-memory", "pinning", "PCIe", "--rows 17") if words in remedies]
+    assert "--rows 17" in (found(failures={"out_of_memory": 3})["out of memory"].remedy or "")
+
+
 @pytest.mark.parametrize(
-    ("changes", "cause"),
+    ("changes", "reason"),
     [
-        ({"acceptance": accepted(0.3)}, "few drafted tokens are kept"),
         ({"link_busy_s": 9.0}, "the link is busy already"),
         ({"stall_s": 0.1}, "little to hide"),
         ({"stall_s": 5.0, "link_busy_s": None}, "takes longer than they are worth"),
     ],
 )
-def test_why_speculation_does_not_pay_is_read_off_the_figures(changes: dict[str, Any], cause: str) -> None:
-    assert cause in (found(plain_rounds=90, **changes)["speculation pays"].cause or "")
+def test_a_governor_that_leaves_drafting_out_is_explained_and_is_no_warning(
+    changes: dict[str, Any], reason: str
+) -> None:
+    one = found(plain_rounds=90, **changes)["speculation pays"]
+    assert one.severity is FINE
+    assert reason in one.evidence
+    assert "`moespeq plan org/name`" in one.evidence
 
 
 def test_a_refused_test_request_is_the_reason_for_not_looking() -> None:

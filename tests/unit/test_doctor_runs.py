@@ -99,7 +99,8 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.trace"
     synthetic_trace(acceptance=0.9, fidelity=0.8).write(path)
     signals, trace = read_run(path), synthetic_trace(acceptance=0.9, fidelity=0.8)
-    assert signals.model == trace.header.model
+    assert signals.model == "MODEL", "what the trace calls it is no place of a model"
+    assert read_run(path, "folder/of/it").model == "folder/of/it"
     assert signals.rounds == len(trace.rounds)
     assert signals.routes is not None
     assert 0.05 < signals.routes.wrong_share < 0.5
@@ -107,6 +108,18 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert signals.kept_in_rounds is not None
     assert abs(signals.kept_in_rounds - signals.kept_on_text) < 0.1
     assert signals.record_bytes == trace.header.record_bytes[0]
+
+
+def test_a_trace_of_a_hub_id_names_it_in_commands() -> None:
+    trace = synthetic_trace()
+    assert (
+        signals_of_trace(replace(trace, header=replace(trace.header, model="org/name")), None, "t").model == "org/name"
+    )
+
+
+def test_a_name_that_a_server_goes_by_is_no_model_of_a_command() -> None:
+    served = metrics(1000, 950).replace("org/name", "demo")
+    assert signals_between(scrape(served), scrape(served), 5.0).model == "MODEL"
 
 
 def test_rounds_that_keep_less_than_the_text_allows_are_seen_in_a_trace() -> None:

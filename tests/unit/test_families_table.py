@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 import transformers
+from rich.console import Console
 from typer.testing import CliRunner
 
+from moespeq.cli import console, info
 from moespeq.cli.main import app
 from moespeq.model.families import FAMILIES, REFUSED, describe_families
 
@@ -43,6 +46,17 @@ def test_the_command_lists_them_for_people_and_for_programs() -> None:
     assert any(line.startswith("llama4 ") and "experts interface" in line for line in lines)
     listed = json.loads(CliRunner().invoke(app, ["info", "--families", "--json"]).stdout)
     assert listed == {"families": describe_families()}
+
+
+def test_on_a_terminal_a_reason_goes_on_below_itself_and_not_below_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(file=text, force_terminal=True, width=80, no_color=True))
+    info.command(families=True)
+    lines = text.getvalue().splitlines()
+    families = [str(family["name"]) for family in describe_families()]
+    names = [line[: max(map(len, families)) + 2].strip() for line in lines]
+    assert sorted(filter(None, names)) == sorted(families)
+    assert "" in names, "some reason takes two lines"
 
 
 @pytest.mark.parametrize("words", [[], ["model", "--families"]])

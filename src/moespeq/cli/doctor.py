@@ -54,7 +54,7 @@ def command(
         raise UsageError("--server and --run are two things to look at; give one of them.")
     sections: dict[str, list[Finding]] = {}
     if server is not None:
-        sections[f"server {server}"] = list(_server(server, api_key, watch))
+        sections[f"server {server}"] = list(_server(server, api_key, watch, model))
     if run is not None:
         sections[f"run {run}"] = list(_run(run, model))
     if server is None or _is_local(server):
@@ -83,7 +83,7 @@ def _machine(model: str | None, device: str) -> Iterator[Finding]:
     store = Path(model) if model is not None and is_store(Path(model)) else None
     with err.status("looking at this machine"):
         host = probe_host()
-        gpu = GpuFacts("--device cpu was asked for") if device == "cpu" else probe_gpu()
+        gpu = GpuFacts("--device cpu was asked for.") if device == "cpu" else probe_gpu()
         disk = probe_disk(store or cache_folder(), None if store is None else store / "experts.bin")
     yield check_packages(probe_packages())
     yield from check_host(host)
@@ -91,7 +91,9 @@ def _machine(model: str | None, device: str) -> Iterator[Finding]:
     yield from check_gpu(gpu, host)
 
 
-def _server(url: str, api_key: str | None, watch_s: float) -> Iterator[Finding]:
+def _server(url: str, api_key: str | None, watch_s: float, model: str | None) -> Iterator[Finding]:
+    from dataclasses import replace
+
     import httpx
 
     from moespeq.cli.console import err
@@ -110,9 +112,10 @@ def _server(url: str, api_key: str | None, watch_s: float) -> Iterator[Finding]:
         ) from error
     with client, err.status(f"watching {url}"):
         watched = watch_server(client, prompt=read_questions(1)[0].prompt, watch_s=watch_s)
+    signals = watched.signals if model is None else replace(watched.signals, model=model)
     yield watched.health
-    yield from check_decoding(watched.signals)
-    yield from check_traffic(watched.signals, _profile_rate(watched.signals.device, watched.signals.record_bytes))
+    yield from check_decoding(signals)
+    yield from check_traffic(signals, _profile_rate(signals.device, signals.record_bytes) if _is_local(url) else None)
 
 
 def _run(path: Path, model: str | None) -> Iterator[Finding]:
@@ -131,18 +134,24 @@ def _self_test(model: str | None, load_options: dict[str, Any]) -> Iterator[Find
     from moespeq.cli.console import progress_bar
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.doctor.findings import problem
-    from moespeq.doctor.self_test import run_self_test
+    from moespeq.doctor.self_test import OPTIONS, run_self_test
     from moespeq.doctor.self_test_checks import check_self_test
-    from moespeq.errors import MoespeqError
+    from moespeq.errors import BudgetError, MoespeqError
 
     command = quote(model or str(MODEL_FOLDER))
     try:
         with progress_bar() as bar:
             test = run_self_test(model or MODEL_FOLDER, read_questions(1)[0].prompt, progress=bar, **load_options)
+    except BudgetError as error:
+        told = str(error).rpartition("; ")[0]  # what to do comes after, in options that doctor does not have
+        given = {name: value for name, value in (load_options | OPTIONS).items() if value is not None}
+        asked = " ".join(f"--{name.replace('_', '-')} {quote(str(value))}" for name, value in given.items())
+        cause = f"a test generation with {OPTIONS['k']} drafts does not fit, in a context of {OPTIONS['ctx_size']}"
+        yield problem("self-test", told, cause, f"more --device-memory: moespeq plan {command} {asked}")
     except MoespeqError as error:
         yield problem("self-test", str(error), "the model cannot be loaded here", f"moespeq plan {command}")
-        return
-    yield from check_self_test(test, command)
+    else:
+        yield from check_self_test(test, command)
 
 
 def _is_local(url: str) -> bool:

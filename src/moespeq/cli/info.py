@@ -13,6 +13,17 @@ __all__ = ["command"]
 _LeastMemory = dict[str, dict[str, dict[str, int]]]
 _DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 _WAY_WIDTH, _SIZE_WIDTH = 38, 14
+_LABELS = {
+    "context_tok": "context in tokens",
+    "dense_bytes": "dense weights",
+    "base_bytes": "base",
+    "records_bytes": "all records",
+    "slot_bytes": "one slot",
+    "kv_bytes_per_tok": "KV cache per token",
+    "size_bytes": "size",
+    "routed_experts_bytes": "of that routed experts",
+    "passes_on_cuda": "passes on CUDA",
+}
 _WAYS = {
     "with_draft": "with the whole draft",
     "base_travels": "without (the base travels, k = 0)",
@@ -49,11 +60,9 @@ def command(
         print_json(facts)
         return
     least_memory: _LeastMemory = facts.pop("least_memory_bytes", {})
-    width = max(map(len, facts))
+    width = max(map(len, map(_label, facts)))
     for name, value in facts.items():
-        is_size = name.endswith("_bytes")
-        label = name.replace("_bytes", " size").replace("_", " ")
-        out.print(f"{label:<{width}}  {format_bytes(value) if is_size else value}")
+        out.print(f"{_label(name):<{width}}  {format_bytes(value) if '_bytes' in name else value}")
     for device, contexts in least_memory.items():
         out.print()
         heads = "".join(f"{f'{tok} tokens':>{_SIZE_WIDTH}}" for tok in contexts)
@@ -63,14 +72,24 @@ def command(
             out.print(f"  {words:<{_WAY_WIDTH - 2}}{sizes}")
 
 
+def _label(name: str) -> str:
+    """A fact's name in words; a size's unit stands with the figure."""
+    return _LABELS.get(name) or name.replace("_", " ")
+
+
 def _print_families(*, has_json: bool) -> None:
-    from moespeq.cli.console import out, print_json
+    from rich.table import Table
+
+    from moespeq.cli.console import print_json, print_table
     from moespeq.model.families import describe_families
 
     families = describe_families()
     if has_json:
         print_json({"families": families})
         return
-    width = max(len(str(family["name"])) for family in families)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()  # wraps within itself, beside the names
     for family in sorted(families, key=lambda family: not family["supported"]):
-        out.print(f"{family['name']:<{width}}  {'supported' if family['supported'] else family['reason']}")
+        table.add_row(str(family["name"]), "supported" if family["supported"] else str(family["reason"]))
+    print_table(table)

@@ -87,7 +87,8 @@ def _speed(report: PlanReport) -> Iterator[_Row]:
         yield "tokens/s", "unknown", _why_unknown(report)
         return
     committed = f"{speed.committed_per_round:.1f} tokens a round if drafts are accepted as on trained models"
-    yield "k", str(speed.k), committed if speed.k else "plain decoding"
+    chosen = "; the fastest by these figures, auto goes by the rounds it measures" if _is_auto(report) else ""
+    yield "k", str(speed.k), f"{committed if speed.k else 'plain decoding'}{chosen}"
     bytes_per_s = 1.0 / speed.s_per_byte
     rate = f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
     if speed.is_link_alone:
@@ -95,7 +96,13 @@ def _speed(report: PlanReport) -> Iterator[_Row]:
         what = f"the link of {rate} alone allows; draft and verify are not measured ({profile})"
         yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"at most, what {what}"
     else:
-        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"by the profile, over a link of {rate}"
+        slower = "slower where the machine is busier than it was then, or a text harder to foretell"
+        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"by the profile, over a link of {rate}; {slower}"
+
+
+def _is_auto(report: PlanReport) -> bool:
+    """Whether a governor chooses k."""
+    return report.options.k == "auto" and report.plan is not None and report.plan.num_bases > 0
 
 
 def _why_unknown(report: PlanReport) -> str:
@@ -120,7 +127,8 @@ def _print_helps(report: PlanReport) -> None:
     if report.speed is None:
         return
     out.print()
-    out.print("what would help most" if report.helps else "more memory, a faster link or fewer bits would not help")
+    none = "by these figures more memory, a faster link or fewer bits would not help"
+    out.print("what would help most" if report.helps else none)
     _print_rows([(f"  {one.gain:.2f}x", f"{one.tokens_per_s:.3g} tokens/s", one.change) for one in report.helps])
 
 
@@ -132,6 +140,9 @@ def _print_refusal(report: PlanReport) -> None:
     is_enough = report.ways[0].is_enough
     out.print("what fits" if is_enough else "nothing fits; least are")
     _print_rows([(f"  {way.options}", format_at_least(way.least_bytes), _verdict(way)) for way in report.ways])
+    if report.draft_needs:
+        sizes = [f"{format_at_least(one.least_bytes)} with --ctx-size {one.context_tok}" for one in report.draft_needs]
+        out.print(f"a whole draft takes device memory of at least {', or '.join(sizes)}")
 
 
 def _verdict(way: WayToFit) -> str:
@@ -145,7 +156,8 @@ def json_of(report: PlanReport) -> dict[str, Any]:
     plan = report.plan
     found: dict[str, Any] = {"model": report.model, "source": report.source, "fits": plan is not None}
     if plan is None:
-        return found | {"refusal": report.refusal, "ways": [asdict(way) for way in report.ways]}
+        ways, needs = [asdict(way) for way in report.ways], [asdict(need) for need in report.draft_needs]
+        return found | {"refusal": report.refusal, "ways": ways, "draft_needs": needs}
     speed, sharing = report.speed, report.sharing
     return found | {
         "device": plan.device,

@@ -1,5 +1,6 @@
 """From what a server or a recorded run says of its drafts to findings: did acceptance fall, does drafting pay. Pure.
 
+A governor that leaves drafting out because it would gain nothing does its work: that is told, and no warning.
 What is judged is the share of drafts whose first token was kept: it does not depend on how deep k is. Trained models
 lie at 0.9 and more, greedy (docs/adr/0002).
 """
@@ -103,23 +104,25 @@ def _error(before: Acceptance, now: Acceptance) -> float:
 def _pays(signals: Signals) -> Finding:
     name = "speculation pays"
     if signals.k_asked == 0:
-        return fine(name, "k = 0 was asked for")
+        return fine(name, "nothing was drafted: k = 0 was asked for, or no memory was left for a draft")
     if signals.rounds < _LEAST_ROUNDS:
         return skipped(name, f"{signals.source}: rounds {signals.rounds}, and {_LEAST_ROUNDS} or more say something")
     share = signals.plain_rounds / signals.rounds
     told = f"{share:.0%} of {signals.rounds} rounds drafted nothing (k = 0)"
     if share <= _MOST_PLAIN_SHARE:
         return fine(name, told)
-    if signals.acceptance.drafts and signals.acceptance.first_share < _LEAST_FIRST_SHARE:
-        cause = "few drafted tokens are kept"
-    elif signals.link_busy_s is not None and signals.link_busy_s > _MUCH_LINK * signals.pass_s:
-        cause = "the link is busy already, and verifying more tokens at once asks for more experts"
+    plan = f"moespeq plan {quote(signals.model)}"
+    if signals.acceptance.drafts >= _LEAST_DRAFTS and signals.acceptance.first_share < _LEAST_FIRST_SHARE:
+        remedy = f"{plan} says what would help; --base-memory 0 --k 0 gives the base's memory to slots"
+        return warning(name, told, "few drafted tokens are kept", remedy)
+    if signals.link_busy_s is not None and signals.link_busy_s > _MUCH_LINK * signals.pass_s:
+        reason = "the link is busy already, and verifying more tokens at once asks for more experts"
     elif signals.pass_s > 0 and signals.stall_s <= _LITTLE_WAITING * signals.pass_s:
-        cause = (
+        reason = (
             f"passes wait for the link {signals.stall_s / signals.pass_s:.0%} of their time: a draft has little to hide"
         )
     else:
-        cause = "a round of several tokens takes longer than they are worth: slow draft steps, or many experts to fetch"
-    plan = f"moespeq plan {quote(signals.model)}"
-    remedy = f"{plan} says what would help; --base-memory 0 --k 0 gives the base's memory to slots"
-    return warning(name, told, cause, remedy)
+        reason = (
+            "a round of several tokens takes longer than they are worth: slow draft steps, or many experts to fetch"
+        )
+    return fine(name, f"{told}: {reason}; `{plan}` says what would help")

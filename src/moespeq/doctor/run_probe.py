@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from moespeq.doctor.signals import Acceptance, RouteCounts, Signals
+from moespeq.doctor.signals import Acceptance, RouteCounts, Signals, name_for_commands
 from moespeq.errors import UsageError
 from moespeq.replay import RoutingTrace
 from moespeq.replay.route_match import Match, match_of
@@ -96,7 +96,7 @@ def signals_of_trace(trace: RoutingTrace, model: str | None, name: str) -> Signa
     pairs = [(p.draft[layer], p.true[layer]) for p in trace.positions for layer in range(header.num_layers)]
     return Signals(
         source=name,
-        model=model or header.model,
+        model=model or name_for_commands(header.model),
         rounds=len(rounds),
         plain_rounds=drafted.count(0),
         acceptance=Acceptance.of(drafted, accepted),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from moespeq.doctor.base_probe import BaseFacts, probe_base
 from moespeq.doctor.signals import Acceptance, RouteCounts
 from moespeq.prepare import ProgressSink, is_store, prepare_cached, resolve_source
 
-__all__ = ["SelfTest", "run_self_test"]
+__all__ = ["OPTIONS", "SelfTest", "run_self_test"]
 
 _NEW_TOK = 48
-_K = 8
-_CONTEXT_TOK = 512
+OPTIONS: Final = {"k": 8, "ctx_size": 512}
+"""What a test generation asks of `load`, whatever else it is asked with."""
 _Layers = list[tuple[Tensor, ...]]
 
 
@@ -62,7 +62,7 @@ def run_self_test(
     """
     store = prepare_cached(model, device=options.get("device", "auto"), progress=progress)
     source = resolve_source(model)
-    with load(store, progress=progress, ctx_size=_CONTEXT_TOK, k=_K, **options) as engine:
+    with load(store, progress=progress, **OPTIONS, **options) as engine:
         tokens = engine.encode(prompt)
         drafted, drafted_kv = _generate(engine, tokens)
         engine.retune(k=0)
@@ -71,7 +71,7 @@ def run_self_test(
         return SelfTest(
             model=engine.manifest.name,
             device=engine.options.device,
-            k=_K,
+            k=OPTIONS["k"],
             num_tok=len(plain.tokens),
             first_difference=_first_difference(drafted.tokens, plain.tokens),
             num_layers=len(plain_kv),

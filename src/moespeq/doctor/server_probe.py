@@ -124,7 +124,10 @@ def _complete(client: httpx.Client, body: Mapping[str, Any]) -> dict[str, Any]:
 def _json(answer: httpx.Response) -> Any:
     """Raises ValueError with the server's own sentence where it refused."""
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        raise ValueError("give the server's --api-key")
+        has_key = "authorization" in answer.request.headers
+        raise ValueError(
+            "the server takes another key than this --api-key" if has_key else "give the server's --api-key"
+        )
     body = answer.json()
     if answer.is_error:
         raise ValueError(body["error"]["message"].rstrip("."))

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Acceptance", "QueueState", "RouteCounts", "Signals"]
+__all__ = ["Acceptance", "QueueState", "RouteCounts", "Signals", "name_for_commands"]
+
+
+def name_for_commands(name: str) -> str:
+    """A hub id as it is; another name is not where its model lies, so a command cannot take it."""
+    return name if "/" in name else "MODEL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """source: for people; model: for commands.
+    """source: for people; model: for commands, "MODEL" where nobody knows what was loaded.
 
     before, recent: two stretches to compare. kept_in_rounds, kept_on_text: share of drafted tokens kept where those
     before them were, in the rounds and along the finished text. record_bytes: of one copy. echo_logprob_gap: how far

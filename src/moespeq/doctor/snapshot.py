@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts, Signals
+from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts, Signals, name_for_commands
 
 __all__ = ["Snapshot", "signals_between"]
 
@@ -81,7 +81,7 @@ def signals_between(first: Snapshot, second: Snapshot, watch_s: float) -> Signal
 
     return Signals(
         source=f"the last {watch_s:g} s" if is_window else "the server's life",
-        model=second.engine.get("model", "MODEL"),
+        model=name_for_commands(second.engine.get("model", "")),
         rounds=int(moved("spec_depth_count")),
         plain_rounds=second.plain_rounds - origin.plain_rounds,
         acceptance=second.acceptance.since(origin.acceptance),

@@ -16,6 +16,7 @@ _LEAST_BUSY_SHARE = 0.6  # of it, while passes wait that much
 _MOST_MISS_SHARE = 0.2  # of the experts that layers asked for
 _LEAST_COPY_BYTES = 256 << 10  # below, a copy's start takes as long as its bytes on a PCIe 4 link
 _LEAST_RATE_SHARE = 0.6  # of what the profile measured
+_LEAST_READ_BYTES = 4 << 20  # below, a disk's reads take longer to begin than to move: the profile reads long ones
 _MOST_WASTED_SHARE = 0.2
 _MOST_WAITING, _MOST_WAIT_S = 8, 60.0
 
@@ -100,11 +101,18 @@ def _rate(signals: Signals, profile_bytes_per_s: float | None) -> Finding:
     told = f"{rate / 1e9:.3g} GB/s while it moved bytes"
     if profile_bytes_per_s is None:
         return skipped(name, f"{told}; `moespeq profile` measures what it could be")
+    is_disk = signals.device == "cpu"
+    if is_disk and (signals.record_bytes is None or signals.record_bytes < _LEAST_READ_BYTES):
+        size = "unknown size" if signals.record_bytes is None else format_bytes(signals.record_bytes)
+        return skipped(name, f"{told} from the disk, in reads of {size}; the profile measures reads of many MiB")
     told = f"{told}, {profile_bytes_per_s / 1e9:.3g} by the profile"
     if rate >= _LEAST_RATE_SHARE * profile_bytes_per_s:
         return fine(name, told)
+    if is_disk:
+        cause = "a --link-bandwidth, or somebody else reads from the disk"
+        return warning(name, told, cause, "leave --link-bandwidth out; `moespeq profile` measures the disk anew")
     cause = "a --link-bandwidth, records from the disk, copies that are not pinned, or somebody else on the link"
-    return warning(name, told, cause, "give more --host-memory; pinning and PCIe link are checked above")
+    return warning(name, told, cause, "give more --host-memory; `moespeq doctor` there checks pinning and PCIe link")
 
 
 def _wasted(signals: Signals) -> Finding:
@@ -128,8 +136,9 @@ def _memory(signals: Signals) -> Finding:
         return fine(name, f"no request failed for memory{f'; others: {told}' if told else ''}")
     model = quote(signals.model)
     cause = "the device's memory was promised away: other processes, or a budget of all that was free when it loaded"
+    fewer_rows = "" if signals.device == "cpu" else "--rows 17 (k at most 16), "  # a CPU has no more unless asked
     remedy = (
-        f"moespeq plan {model} --device-memory SIZE, then serve with that SIZE; smaller: --rows 17 (k at most 16), "
+        f"moespeq plan {model} --device-memory SIZE, then serve with that SIZE; smaller: {fewer_rows}"
         f"--ctx-size, --base-memory SIZE (a base for a part of the experts), moespeq prepare MODEL --bits 3"
     )
     return problem(name, f"{count} requests failed because memory ran out", cause, remedy)

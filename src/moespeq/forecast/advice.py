@@ -19,6 +19,7 @@ AGREEMENT = {4: 0.966, 3: 0.944, 2: 0.875}
 """Share of next tokens on which draft and target agree, by the bits of the base (docs/adr/0002)."""
 
 _MORE_MEMORY, _FASTER_LINK = 1.25, 2.0
+_LEAST_GAIN = 1.01  # less is no help
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Help:
 
 
 def what_helps(sizes: ModelSizes, options: LoadOptions, machine: Machine, plan: MemoryPlan, now: Speed) -> list[Help]:
-    """Each change alone, the one that helps most first; what cannot help is left out."""
+    """Each change alone, the one that helps most first; what gains less than a hundredth is left out."""
     found = []
     for change, other_sizes, other_options, other_machine in _changes(sizes, options, machine, plan):
         with suppress(BudgetError, UsageError):
@@ -39,8 +40,11 @@ def what_helps(sizes: ModelSizes, options: LoadOptions, machine: Machine, plan: 
             needs = other_sizes.needs(chosen.records)
             agreement = AGREEMENT[other_sizes.base_bits]
             then = expected_speed(other_plan, needs, chosen, other_machine, agreement=agreement)
-            if then is not None and then.is_link_alone == now.is_link_alone and then.tokens_per_s > now.tokens_per_s:
-                found.append(Help(change, then.tokens_per_s, then.tokens_per_s / now.tokens_per_s))
+            if then is None or then.is_link_alone != now.is_link_alone:
+                continue
+            gain = then.tokens_per_s / now.tokens_per_s
+            if gain >= _LEAST_GAIN:
+                found.append(Help(change, then.tokens_per_s, gain))
     return sorted(found, key=lambda one: -one.gain)
 
 

@@ -1,4 +1,6 @@
-"""What would make an engine fit that does not: other options, each planned, the mildest of its kind that is enough."""
+"""What would make an engine fit that does not: other options, each planned, the mildest of its kind that is enough; and
+what a draft would take.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from dataclasses import dataclass, replace
 from moespeq.config import LoadOptions
 from moespeq.decode.planning import ModelSizes, plan_for, record_choices
 from moespeq.errors import BudgetError, UsageError
-from moespeq.plan import Machine, least_memory_bytes, resolve_options
+from moespeq.plan import DEFAULT_CONTEXT_TOK, Machine, least_memory_bytes, resolve_options
 
-__all__ = ["WayToFit", "ways_to_fit"]
+__all__ = ["DraftNeed", "WayToFit", "draft_needs", "ways_to_fit"]
 
 _SHORTER_CONTEXTS_TOK = (2048, 1024, 512, 256)
 _FEWEST_ROWS = 17
@@ -23,8 +25,8 @@ _Options = tuple[str, LoadOptions]
 
 @dataclass(frozen=True, slots=True)
 class WayToFit:
-    """Options in place of those asked for: the least device memory with them, whether an engine fits here, and whether
-    it then drafts.
+    """Options in place of those asked for: the least device memory of the engine they give, whether it fits here, and
+    whether it then drafts.
     """
 
     options: str
@@ -33,8 +35,18 @@ class WayToFit:
     has_draft: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DraftNeed:
+    """The least device memory with which an engine drafts, its whole base resident."""
+
+    context_tok: int
+    least_bytes: int
+
+
 def ways_to_fit(sizes: ModelSizes, options: LoadOptions, machine: Machine) -> list[WayToFit]:
-    """Of each kind of change the mildest that is enough; where none is, of each kind the one that takes least."""
+    """Of each kind of change the mildest that is enough, and the mildest that leaves room for a draft; where none is
+    enough, of each kind the one that takes least.
+    """
     here = resolve_options(options, machine)
     here_bytes = _least_bytes(sizes, here)
     ways: list[WayToFit] = []
@@ -43,19 +55,45 @@ def ways_to_fit(sizes: ModelSizes, options: LoadOptions, machine: Machine) -> li
         for words, changed in kind:
             with suppress(UsageError):
                 tried.append(_try(sizes, words, changed, machine))
-                if tried[-1].is_enough:
+                if tried[-1].has_draft:
                     break
-        ways += tried[-1:]
+        ways += [way for way in _mildest(tried) if not any(_are_alike(way, other) for other in ways)]
     enough = [way for way in ways if way.is_enough]
     return enough or [way for way in ways if way.least_bytes < here_bytes]
 
 
+def draft_needs(sizes: ModelSizes, options: LoadOptions, machine: Machine) -> list[DraftNeed]:
+    """With the context asked for, and with the shortest that is proposed; none where nothing can be or shall be
+    drafted.
+    """
+    here = resolve_options(options, machine)
+    if here.mode == "on_demand" or here.k == 0 or sizes.is_plain:
+        return []
+    needs, asked_tok = sizes.needs("store"), _context_tok(sizes, here)
+    contexts_tok = [asked_tok, *_shorter_contexts(sizes, here)[-1:]]
+    drafting = [replace(here, records="store", base_memory=None, ctx_size=tok) for tok in contexts_tok]
+    return [DraftNeed(one.ctx_size or asked_tok, least_memory_bytes(needs, one)) for one in drafting]
+
+
+def _mildest(tried: list[WayToFit]) -> list[WayToFit]:
+    """Of ways from mild to strong the first that is enough and the last, where that drafts; else the last."""
+    enough = next((way for way in tried if way.is_enough), None)
+    if enough is None:
+        return tried[-1:]
+    return [enough] if tried[-1] is enough or not tried[-1].has_draft else [enough, tried[-1]]
+
+
+def _are_alike(one: WayToFit, other: WayToFit) -> bool:
+    """Whether two give the same engine."""
+    return replace(one, options="") == replace(other, options="")
+
+
 def _try(sizes: ModelSizes, words: str, options: LoadOptions, machine: Machine) -> WayToFit:
-    least_bytes = _least_bytes(sizes, options)
     try:
-        _, plan = plan_for(sizes, options, machine)
+        chosen, plan = plan_for(sizes, options, machine)
     except BudgetError:
-        return WayToFit(words, least_bytes, is_enough=False, has_draft=False)
+        return WayToFit(words, _least_bytes(sizes, options), is_enough=False, has_draft=False)
+    least_bytes = least_memory_bytes(sizes.needs(chosen.records), chosen)
     return WayToFit(words, least_bytes, is_enough=True, has_draft=plan.num_bases > 0 and options.k != 0)
 
 
@@ -83,8 +121,11 @@ def _kinds(sizes: ModelSizes, here: LoadOptions, here_bytes: int, machine: Machi
 
 
 def _shorter_contexts(sizes: ModelSizes, options: LoadOptions) -> list[int]:
-    now_tok = options.ctx_size or sizes.needs("store").shape.max_context_tok
-    return [tok for tok in _SHORTER_CONTEXTS_TOK if tok < now_tok]
+    return [tok for tok in _SHORTER_CONTEXTS_TOK if tok < _context_tok(sizes, options)]
+
+
+def _context_tok(sizes: ModelSizes, options: LoadOptions) -> int:
+    return options.ctx_size or min(sizes.needs("store").shape.max_context_tok, DEFAULT_CONTEXT_TOK)
 
 
 def _with_context(options: LoadOptions, words: str, tok: int) -> _Options:

@@ -14,7 +14,7 @@ from moespeq.config import LoadOptions
 from moespeq.decode.planning import ModelSizes, StoreSizes, machine_for, plan_for
 from moespeq.errors import BudgetError, UsageError
 from moespeq.forecast.advice import AGREEMENT, Help, what_helps
-from moespeq.forecast.fitting import WayToFit, ways_to_fit
+from moespeq.forecast.fitting import DraftNeed, WayToFit, draft_needs, ways_to_fit
 from moespeq.forecast.sizes import CheckpointSizes
 from moespeq.nested import Layout
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, resolve_options
@@ -29,7 +29,7 @@ __all__ = ["PlanReport", "plan_model"]
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """model: its name; asked: as it was given; source: what the sizes are from. Either `plan` is there and what follows
-    from it, or `refusal` and `ways`.
+    from it, or `refusal` and `ways`; with `draft_needs` where no way gives an engine that drafts.
 
     disk_bytes: of the store. hit_share: of the experts a pass asks for, if all were used alike. speed: None where
     nothing is known to reckon with.
@@ -48,6 +48,7 @@ class PlanReport:
     helps: tuple[Help, ...] = ()
     refusal: str | None = None
     ways: tuple[WayToFit, ...] = ()
+    draft_needs: tuple[DraftNeed, ...] = ()
 
 
 def plan_model(source: str | Path, **options: Any) -> PlanReport:
@@ -80,7 +81,9 @@ def _report(
     try:
         chosen, plan = plan_for(sizes, options, machine)
     except BudgetError as error:
-        return replace(report, refusal=str(error), ways=tuple(ways_to_fit(sizes, options, machine)))
+        ways = tuple(ways_to_fit(sizes, options, machine))
+        needed = () if any(way.has_draft for way in ways) else tuple(draft_needs(sizes, options, machine))
+        return replace(report, refusal=str(error), ways=ways, draft_needs=needed)
     needs = sizes.needs(chosen.records)
     speed = expected_speed(plan, needs, chosen, machine, agreement=AGREEMENT[sizes.base_bits])
     helps = () if speed is None else tuple(what_helps(sizes, options, machine, plan, speed))

@@ -24,9 +24,9 @@ from moespeq.plan.threads import plan_threads
 from moespeq.plan.workspace import Figure, workspace
 from moespeq.types import ModelShape
 
-__all__ = ["MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
+__all__ = ["DEFAULT_CONTEXT_TOK", "MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
 
-_DEFAULT_CONTEXT_TOK = 4096
+DEFAULT_CONTEXT_TOK = 4096
 _HOST_SHARE = 0.8  # of the free host memory, when no budget was given; the rest is the operating system's
 _GPU_SHARE = 0.95  # of the free GPU memory; the rest is what others may still take
 
@@ -220,9 +220,9 @@ def _free_bytes(machine: Machine, options: LoadOptions, host_bytes: int) -> int:
 
 def _resolve_context(shape: ModelShape, options: LoadOptions, reasons: dict[str, str]) -> int:
     if options.ctx_size is None:
-        context_tok = min(shape.max_context_tok, _DEFAULT_CONTEXT_TOK)
+        context_tok = min(shape.max_context_tok, DEFAULT_CONTEXT_TOK)
         reasons["ctx_size"] = (
-            f"{context_tok}: the model's {shape.max_context_tok}, at most {_DEFAULT_CONTEXT_TOK} unless asked for"
+            f"{context_tok}: the model's {shape.max_context_tok}, at most {DEFAULT_CONTEXT_TOK} unless asked for"
         )
         return context_tok
     if options.ctx_size > shape.max_context_tok:

@@ -45,13 +45,13 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
         Figure(
             "activations",
             hidden_bytes * (_ACTIVATION_COPIES + shape.top_k),
-            f"{_ACTIVATION_COPIES} + K tensors [T, H] of a prefill chunk of {rows} rows",
+            f"what a layer holds at once of {rows} tokens of a prompt",
         ),
-        Figure("mask", rows * context_tok * _BF16_BYTES, f"[T, B] of that chunk over {context_tok} positions"),
+        Figure("mask", rows * context_tok * _BF16_BYTES, f"which of {context_tok} positions each of them may look at"),
         Figure(
             "logits",
             options.row_bucket * shape.vocab_size * _FLOAT_BYTES * _LOGIT_COPIES,
-            f"{_LOGIT_COPIES} tensors [R, V] of {options.row_bucket} rows while a round is accepted",
+            f"scores of {shape.vocab_size} tokens for each of {options.row_bucket} rows of a round",
         ),
         _scratch(shape, options),
     )
@@ -70,7 +70,7 @@ def _scratch(shape: ModelShape, options: LoadOptions) -> Figure:
         num_bytes = cuda_scratch_bytes(expert_bytes)
         return Figure("scratch", num_bytes, f"decoded experts {expert}, as many at once as fit")
     copies = _PLAIN_SCRATCH_COPIES if options.records == "plain" else _SCRATCH_COPIES
-    return Figure("scratch", expert_bytes * copies, f"{copies} experts {expert}")
+    return Figure("scratch", expert_bytes * copies, f"{copies} decoded experts {expert}")
 
 
 def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int, chunk_rows: int) -> tuple[Figure, ...]:
@@ -87,12 +87,12 @@ def _cuda_workspace(shape: ModelShape, options: LoadOptions, context_tok: int, c
         Figure(
             "intermediates",
             chunk_rows * shape.top_k * intermediate * _BF16_BYTES,
-            f"[T * K, I] of a prefill chunk of {chunk_rows} rows, between the experts' two products",
+            f"of {chunk_rows} tokens of a prompt, between the two products of their experts",
         ),
         Figure(
             "graphs",
             pool_bytes + num_graphs * _GRAPH_BYTES,
-            f"{num_graphs} of {num_buckets} length buckets; a pool of {_GRAPH_COPIES} tensors [{rows}, H] and a mask",
+            f"{num_graphs} recorded passes, for {num_buckets} lengths of context, and the memory they share",
         ),
         Figure("pools", _POOL_BYTES, "torch takes memory in whole segments"),
         Figure("context", _CONTEXT_BYTES, "the driver's context, kernels and libraries"),
