@@ -1,11 +1,13 @@
 """What mkdocs does not do by itself, so that nothing is written twice.
 
 Pages of the repository's root join the site, the command line's reference is made from the Typer app, and a link that
-works on GitHub works here: to another page, or to a source file, which then comes along.
+works on GitHub works here: to another page, or to a source file, which then comes along; in HTML too, which mkdocs
+leaves as it is.
 """
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ ROOT_PAGES = {
 }
 """Paths in the repository, and in the site."""
 _REPO_PATH = {site: repo for repo, site in ROOT_PAGES.items()}
+_ATTRIBUTE = re.compile(r"""(?<=\s)((?:src|href)=)(["'])(?!\w+:|[#/])([^"'#]+)""")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -44,19 +47,33 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+_log = logging.getLogger("mkdocs.hooks")  # whose warnings `strict` counts
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links of the repository into links of the site, and make the reference."""
     here = page.file.src_uri
     folder = posixpath.dirname(_REPO_PATH.get(here, f"{DOCS}/{here}"))
 
-    def relinked(match: re.Match[str]) -> str:
-        repo = posixpath.normpath(posixpath.join(folder, match[1]))
+    def site_path(link: str) -> str:
+        """Where what is linked lies in the site; a source file comes along."""
+        repo = posixpath.normpath(posixpath.join(folder, link))
         site = _site_path(repo)
         if files.get_file_from_path(site) is None and (ROOT / repo).is_file():
             files.append(File.generated(config, site, content=(ROOT / repo).read_bytes()))
-        return posixpath.relpath(site, posixpath.dirname(here) or ".") + (match[2] or "")
+        return site
 
-    markdown = _LINK.sub(relinked, markdown)
+    def relinked(match: re.Match[str]) -> str:
+        return posixpath.relpath(site_path(match[1]), posixpath.dirname(here) or ".") + (match[2] or "")
+
+    def readdressed(match: re.Match[str]) -> str:
+        file = files.get_file_from_path(site_path(match[3]))
+        if file is None:
+            _log.warning("%s: %s%s%s%s is no file.", here, match[1], match[2], match[3], match[2])
+            return match[0]
+        return f"{match[1]}{match[2]}{file.url_relative_to(page.file)}"
+
+    markdown = _ATTRIBUTE.sub(readdressed, _LINK.sub(relinked, markdown))
     return "\n".join([markdown, *_command_line()]) if here == "cli.md" else markdown
 
 

@@ -83,6 +83,10 @@ class Client:
     def post(self, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
         return self._call("POST", path, headers or {}, body)
 
+    def send(self, path: str, content: bytes) -> httpx.Response:
+        """A body that may be no JSON."""
+        return self._call("POST", path, {}, content)
+
     def complete(self, prompt: Any = PROMPT, **body: Any) -> dict[str, Any]:
         """The JSON of a completion that must succeed."""
         answer = self.post("/v1/completions", model=MODEL, prompt=prompt, **body)
@@ -105,7 +109,8 @@ class Client:
         return sum(map(float, values))
 
     def _call(self, method: str, path: str, headers: dict[str, str], body: Any = None) -> httpx.Response:
-        content = None if body is None else json.dumps(body)  # as ASCII: half a character arrives as one
+        is_raw = body is None or isinstance(body, bytes)
+        content = body if is_raw else json.dumps(body)  # as ASCII: half a character arrives as one
         headers = {"Content-Type": "application/json", **headers}
 
         async def call() -> httpx.Response:

@@ -2,7 +2,8 @@
 
     MoespeqError                 one sentence: what happened, the number, what to do next
     ├── UsageError               an argument or option is wrong
-    │   └── PromptError          the prompt is empty, or too long for the context
+    │   └── PromptError          the prompt is empty, or no text or tokens of this model
+    │       └── PromptLengthError  it is too long for the context
     ├── CheckpointError          the source checkpoint is missing, damaged or not what it claims
     │   └── UnsupportedModelError  a family, dtype or layout that no test proves yet
     ├── StoreError               a store is missing, damaged, of another schema, or in use
@@ -22,6 +23,7 @@ __all__ = [
     "MoespeqError",
     "OverloadError",
     "PromptError",
+    "PromptLengthError",
     "StorageError",
     "StoreError",
     "TraceError",
@@ -40,7 +42,15 @@ class UsageError(MoespeqError):
 
 
 class PromptError(UsageError):
-    """The prompt is empty, or too long for the context."""
+    """The prompt is empty, or no text or tokens of this model."""
+
+
+class PromptLengthError(PromptError):
+    """The prompt is too long: `prompt_tok`, where the context of `context_tok` keeps one for the answer."""
+
+    def __init__(self, sentence: str, *, prompt_tok: int, context_tok: int) -> None:
+        super().__init__(sentence)
+        self.prompt_tok, self.context_tok = prompt_tok, context_tok
 
 
 class CheckpointError(MoespeqError):

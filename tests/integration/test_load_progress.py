@@ -34,8 +34,10 @@ def test_every_byte_of_dense_weights_and_base_is_counted_once(tiny_store: Path) 
     assert {total for _, total, _ in sink.updates} == {total_bytes}
     assert total_bytes - done[-1] < 4096, "the last page of the base file is padding"
     assert [*dict.fromkeys(what for _, _, what in sink.updates)] == [
+        "building the model",
         "loading all weights: dense",
         "loading all weights: the draft's base",
+        "making caches and tokenizer ready",
     ]
 
 

@@ -15,9 +15,10 @@ from playwright.sync_api import Browser, Page, Request, Route, expect, sync_play
 
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
+from moespeq.server.listening import listen
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.service import Service
-from moespeq.server.serving import HttpServer, listen
+from moespeq.server.serving import HttpServer
 from moespeq.server.worker import EngineWorker, WorkerState
 from moespeq.transfer.clock import MonotonicClock
 from served import PROMPT
@@ -223,6 +224,8 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(visit: Open, url: str) -> N
 def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine) -> None:
     with page_server(served_engine, api_key="secret") as (url, _), visit(url, may_complain=True) as seen:
         expect(seen.page.locator("#status")).to_have_text("wants its API key")
+        expect(seen.page.locator("#send")).to_be_disabled()
+        expect(seen.page.locator("#speed-means")).to_have_text("No key, no figures.")
         seen.page.fill("#key", "wrong")
         seen.page.keyboard.press("Enter")
         expect(seen.page.locator("#key-hint")).to_contain_text("not the server's")
@@ -252,15 +255,59 @@ def test_a_server_that_is_gone_is_said_to_be_and_its_return_is_noticed(visit: Op
             expect(speed).to_have_text("–")  # another server, which did nothing yet
 
 
-def test_a_load_is_shown_with_its_progress(visit: Open, served_engine: Engine) -> None:
+def test_a_load_is_shown_with_its_progress_and_nothing_can_be_sent(visit: Open, served_engine: Engine) -> None:
     with page_server(served_engine) as (url, service):
-        service.progress.update(3 << 20, 8 << 20, "base")
+        service.progress.update(3 << 20, 8 << 20, "loading the draft's base")
         with visit(url) as seen:
             seen.is_ready()
             service.worker._state = WorkerState.LOADING
-            expect(seen.page.locator("#status")).to_have_text("loading: base, 3.00 MiB of 8.00 MiB (38 %)")
+            expect(seen.page.locator("#status")).to_have_text("loading the draft's base, 3.00 MiB of 8.00 MiB (38 %)")
+            expect(seen.page.locator("#send")).to_be_disabled()
+            expect(seen.page.locator("#speed-means")).to_have_text("No round yet.")
             service.worker._state = WorkerState.READY
             seen.is_ready()
+            expect(seen.page.locator("#send")).to_be_enabled()
+            expect(seen.page.locator("#speed-means")).to_have_text("No round yet: send a prompt.")
+
+
+def test_a_map_of_nothing_says_so(visit: Open, served_engine: Engine) -> None:
+    with page_server(served_engine) as (url, _), visit(url) as seen:
+        seen.is_ready()
+        assert seen.page.eval_on_selector("#heat", COLOURS_OF) > 0
+
+
+FEED = """async (ks) => {
+  const {Passes} = await import("/page/passes.js"), passes = new Passes();
+  const {drawHeadline} = await import("/page/headline.js"), {drawCharts} = await import("/page/charts.js");
+  const columns = ["number", "is_prefill", "k", "accepted", "committed", "hits", "late", "misses", "begin_s", "end_s"];
+  const rows = ks.map(([k, accepted], index) => [index + 1, 0, k, accepted, accepted + 1, 9, 0, 1, index, index + 1]);
+  const totals = {hits: 1900, late: 0, misses: 131, prefill_hits: 51, prefill_late: 0, prefill_misses: 1686};
+  passes.add({columns, passes: rows, spans: [], totals});
+  drawHeadline(passes, false, "");
+  drawCharts(passes);
+  return ["gain-means", "experts-chart-says"].map((id) => document.getElementById(id).textContent);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rounds", "means"),
+    [
+        ([[4, 4]] + [[0, 0]] * 99, "Only 1 round of 100 drafted: the rest had k 0."),
+        ([[4, 0]] * 98 + [[4, 1]] * 2, "Drafting does not pay now: hardly a drafted token is kept."),
+        ([[0, 0]] * 5, "Nothing is drafted: one token a round."),
+    ],
+)
+def test_what_is_not_drafted_is_not_said_to_be_refused(
+    visit: Open, url: str, rounds: list[list[int]], means: str
+) -> None:
+    with visit(url) as seen:
+        seen.is_ready()
+        gain, experts = seen.page.evaluate(FEED, rounds)
+        assert gain == means
+        caption = (
+            "Since the start, in rounds: 1,900 hits, 0 late, 131 misses; in prefills, which this chart leaves out: "
+        )
+        assert experts.startswith(f"{caption}51 hits, 0 late, 1,686 misses.")
 
 
 def test_a_name_with_markup_is_shown_as_text(visit: Open, served_engine: Engine) -> None:

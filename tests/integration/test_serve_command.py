@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,9 @@ import openai
 import pytest
 
 from moespeq.decode.engine import Engine
-from moespeq.server.serving import listen
+from moespeq.server.listening import listen
+from moespeq.server.serving import HttpServer
+from moespeq.server.worker import WorkerState
 from served import PROMPT, chat_model
 
 KEY = "a-key"
@@ -31,10 +34,11 @@ class Process:
     def __init__(self, model: Path, cache: Path) -> None:
         command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0", "--json", "--k", "4"]
         command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", "5"]
+        self.stderr = cache.parent / f"stderr-{id(self)}.txt"
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
-            stderr=(cache.parent / "stderr.txt").open("w"),
+            stderr=self.stderr.open("w"),
             text=True,
             env=os.environ | {"MOESPEQ_CACHE": str(cache)},
         )
@@ -119,7 +123,7 @@ def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as loading:
         assert loading.stderr is not None
         told = ""
-        while "Waiting for application startup" not in told:
+        while "shows how far" not in told:
             told += loading.stderr.readline()
         loading.send_signal(signal.SIGTERM)
         assert loading.wait(WAIT_S) == -signal.SIGTERM
@@ -142,8 +146,38 @@ def test_a_port_that_is_taken_is_one_sentence(cli: Cli, model: Path) -> None:
     assert "choose another --host or --port" in told
 
 
+def test_a_port_that_is_taken_is_told_before_anything_slow_is_imported(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-X", "importtime", "-m", "moespeq", "serve", str(model), "--port"]
+        told = subprocess.run([*command, str(taken.getsockname()[1])], capture_output=True, text=True, timeout=WAIT_S)
+    assert told.returncode == 2
+    assert "choose another --host or --port" in told.stderr
+    assert not re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+
+
+def test_the_log_does_not_read_as_ready_while_the_model_is_loaded(process: Process) -> None:
+    told = process.stderr.read_text()
+    assert f"loading demo; {process.facts['url']}/ shows how far" in told
+    assert not any(words in told for words in ("startup", "Started server process", "Uvicorn running"))
+
+
+def test_a_server_that_is_ready_tells_its_addresses(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_and_close(server: HttpServer, listening: socket.socket) -> None:
+        worker = server._service.worker
+        worker.start()
+        while worker.state is WorkerState.LOADING:
+            time.sleep(0.01)
+        worker.close()
+        listening.close()
+
+    monkeypatch.setattr(HttpServer, "run", load_and_close)
+    code, _, told = cli("serve", model, "--port", "0", "--ctx-size", "128", "--served-model-name", "demo")
+    assert code == 0
+    assert re.search(r"demo is served at (http://127\.0\.0\.1:\d+)/v1; its live page is \1/$", told, re.MULTILINE)
+
+
 def test_a_load_that_fails_ends_the_server_with_its_sentence(cli: Cli, model: Path) -> None:
-    code, _, told = cli("serve", model, "--port", "0", "--device-memory", "1KiB", "--log-level", "error")
+    code, _, told = cli("serve", model, "--port", "0", "--device-memory", "1KiB", "--quiet")
     assert code == 2
     assert told.count("\n") == 1
     assert told.startswith("moespeq: ")

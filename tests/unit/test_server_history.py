@@ -87,7 +87,8 @@ def test_totals_are_the_sums_of_all_passes() -> None:
     slots = Slots()
     moved = {Cause.DEMAND: 7, Cause.PREFETCH: 3}
     history = filled([seen(slots, is_prefill=True, bytes_by_cause=moved), seen(slots, bytes_by_cause=moved)])
-    expected = {"prefills": 1, "rounds": 1, "committed": 4, "hits": 10, "late": 2, "misses": 4, "wasted_bytes": 0}
+    expected = {"prefills": 1, "rounds": 1, "committed": 4, "hits": 5, "late": 1, "misses": 2, "wasted_bytes": 0}
+    expected |= {"prefill_hits": 5, "prefill_late": 1, "prefill_misses": 2}
     assert history.since(0).totals == expected | {"demand_bytes": 14, "prefetch_bytes": 6}
 
 

@@ -67,11 +67,16 @@ def command(
 
     Example: moespeq serve allenai/OLMoE-1B-7B-0924-Instruct --port 8000
     """
+    from moespeq.cli.console import err, print_json, progress_bar, start_torch
+    from moespeq.server.listening import listen
+
+    listening = listen(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    start_torch()
     from moespeq.api import load
-    from moespeq.cli.console import err, print_json, progress_bar
     from moespeq.server.metrics import ServerMetrics
     from moespeq.server.service import LoadProgress, Service
-    from moespeq.server.serving import HttpServer, listen
+    from moespeq.server.serving import HttpServer
     from moespeq.server.worker import EngineWorker, WorkerState
     from moespeq.transfer.clock import MonotonicClock
 
@@ -98,9 +103,6 @@ def command(
                 prefix_cache=prefix_cache,
             )
 
-    listening = listen(host, port)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-
     def hear(state: WorkerState) -> None:
         if state is WorkerState.FAILED:
             server.stop()
@@ -109,12 +111,13 @@ def command(
             if json:
                 print_json({"url": url, "model": service.model_name})
             else:
-                err.print(f"{service.model_name} is served at {url}/v1")
+                err.print(f"{service.model_name} is served at {url}/v1; its live page is {url}/")
 
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
     service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
     server = HttpServer(service, grace_s=grace, cors_origins=cors or ())
+    err.print(f"loading {service.model_name}; {url}/ shows how far")
     server.run(listening)
 
 

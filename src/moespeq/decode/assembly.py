@@ -44,8 +44,8 @@ def open_engine(
     """Load the store at `path`. Raises BudgetError before anything is loaded when it does not fit.
 
     dtype: what dense weights and products are computed in; the experts' weights are the same bits in any.
-    progress: hears of dense weights and base as they are read, then of what a GPU compiles and captures; host memory
-    fills behind it, see `Engine.host_fill`.
+    progress: hears of dense weights and base as they are read, and of what is done before and behind that; host memory
+    fills later, see `Engine.host_fill`.
     """
     store = Store.open(path)
     try:
@@ -82,7 +82,9 @@ def _report(engine: Engine, *, is_draft_lost: bool) -> None:
 
 def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, meter: Meter) -> Engine:
     manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
+    meter.add(0, "building the model")
     tier = _tier(store, options, plan, dtype, clock, meter)
+    meter.add(0, "making caches and tokenizer ready")
     streamed = _STREAMED_BESIDE_FORESIGHT if tier.runner.foresees else _STREAMED_ROUTES_PER_EXPERT
     prefixes = PrefixCache(
         tier.runner,

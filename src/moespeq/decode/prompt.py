@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from moespeq.errors import PromptError
+from moespeq.errors import PromptError, PromptLengthError
 
 __all__ = ["Prompt", "prompt_tokens"]
 
@@ -25,9 +25,11 @@ def prompt_tokens(
     if bad is not None:
         raise PromptError(f"Token {bad} is not in the vocabulary of {vocab_size}; check the tokenizer.")
     if len(tokens) >= context_tok:
-        raise PromptError(
+        raise PromptLengthError(
             f"The prompt has {len(tokens)} tokens and the context {context_tok}, one of which the answer needs; "
-            f"shorten the prompt or load with a larger ctx_size."
+            f"shorten the prompt or load with a larger ctx_size.",
+            prompt_tok=len(tokens),
+            context_tok=context_tok,
         )
     return tokens
 

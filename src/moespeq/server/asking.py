@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from moespeq.decode.engine import Engine
-from moespeq.errors import PromptError
+from moespeq.errors import PromptError, PromptLengthError, UsageError
+from moespeq.server.failures import FieldError
 from moespeq.server.generating import GenerationTask, check_sampling
 from moespeq.server.protocol import CompletionRequest, GenerationRequest
 from moespeq.server.service import Service
 from moespeq.server.styles import CompletionStyle, Style
+from moespeq.server.wording import in_api_words
 
-__all__ = ["Asked", "ask_completion", "sampling_of"]
+__all__ = ["Asked", "ask_completion", "checked_prompt", "sampling_of"]
 
+_API_NAMES = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")},
+    "min_new_tokens": "min_tokens",
+}
+"""What clients call the engine's sampling options."""
 _COMPLETION_TOK = 16  # OpenAI's default
 _MOST_PROMPTS = 256
 
@@ -34,7 +41,7 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
     """Raises UsageError for what is wrong with it."""
     engine = service.worker.engine
     given = _prompts(request.prompt)
-    prompts = tuple(tuple(engine.encode(prompt)) for prompt in given)
+    prompts = tuple(checked_prompt(engine, prompt) for prompt in given)
     max_tokens = _COMPLETION_TOK if request.max_tokens is None else request.max_tokens
     sampling = None if request.echo and max_tokens == 0 else sampling_of(engine, request, max_tokens)
     wanted = request.response_format
@@ -68,8 +75,24 @@ def _text(engine: Engine, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt, skip_special_tokens=False)
 
 
-def sampling_of(engine: Engine, request: GenerationRequest, max_tokens: int | None) -> dict[str, Any]:
-    """Fields of SamplingParams; None is not given. Raises UsageError for what the engine would refuse."""
+def checked_prompt(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:
+    """The tokens of `prompt`. Raises PromptError where the engine would refuse them."""
+    try:
+        return tuple(engine.encode(prompt))
+    except PromptLengthError as error:
+        raise PromptError(
+            f"The prompt has {error.prompt_tok} tokens and the context {error.context_tok}, one of which the answer "
+            f"needs; shorten the prompt, or start the server with a larger --ctx-size."
+        ) from None
+
+
+def sampling_of(
+    engine: Engine, request: GenerationRequest, max_tokens: int | None, *, limit_name: str = "max_tokens"
+) -> dict[str, Any]:
+    """Fields of SamplingParams; None is not given. Raises UsageError for what the engine would refuse.
+
+    limit_name: what the client called `max_tokens`.
+    """
     sampling = {
         "max_new_tokens": max_tokens,
         "min_new_tokens": request.min_tokens,
@@ -82,5 +105,9 @@ def sampling_of(engine: Engine, request: GenerationRequest, max_tokens: int | No
         "stop": ((request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())) or None,
         "ignore_eos": request.ignore_eos,
     }
-    check_sampling(engine, sampling)
+    try:
+        check_sampling(engine, sampling)
+    except UsageError as error:
+        sentence, field = in_api_words(str(error), _API_NAMES | {"max_new_tokens": limit_name})
+        raise (FieldError(sentence, field) if field else error) from None
     return sampling

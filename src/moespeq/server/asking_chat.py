@@ -16,7 +16,7 @@ from moespeq.errors import UsageError
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.server.answer_format import AnswerFormat, format_of
 from moespeq.server.answer_reader import AnswerReader
-from moespeq.server.asking import Asked, sampling_of
+from moespeq.server.asking import Asked, checked_prompt, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
 from moespeq.server.generating import GenerationTask
@@ -30,7 +30,9 @@ __all__ = ["ask_chat", "chat_tokens"]
 def chat_tokens(
     tokenizer: Tokenizer, messages: list[Message], tools: list[Tool], variables: dict[str, Any]
 ) -> list[int]:
-    """The prompt of a conversation. Raises UsageError for what the template refuses."""
+    """The prompt of a conversation. Raises UsageError for what the template refuses, and where there is none."""
+    if not tokenizer.has_chat_template:
+        raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
     given = [message.for_template() for message in messages]
     return tokenizer.encode_chat(given, tools=[tool.for_template() for tool in tools], **variables)
 
@@ -41,9 +43,10 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     if request.top_logprobs is not None and not request.logprobs:
         raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
     tokens = chat_tokens(engine.tokenizer, request.messages, tools, request.chat_template_kwargs)
-    prompt = tuple(engine.encode(tokens))
+    prompt = checked_prompt(engine, tokens)
     written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
-    sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)))
+    limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)), limit_name=limit_name)
     grammar = _grammar(service, request, tools, written)
     is_read = written is not None and (grammar is None or bool(tools))  # else JSON is all there is
     task = GenerationTask(

@@ -11,11 +11,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from moespeq.errors import BudgetError, MoespeqError, OverloadError, UnavailableError, UsageError
+from moespeq.server.wording import NO_OBJECT, invalid, no_such_path, wrong_method
 
 __all__ = [
     "AuthenticationError",
     "ClientGoneError",
     "EngineFaultError",
+    "FieldError",
     "UnknownModelError",
     "add_error_handlers",
     "error_body",
@@ -29,6 +31,14 @@ _OUR_BUG = "The server failed on this request, and its log says how; please repo
 
 class AuthenticationError(UsageError):
     """The request carries no key, or a wrong one."""
+
+
+class FieldError(UsageError):
+    """A field of the request, named as the API does, is out of its range."""
+
+    def __init__(self, sentence: str, field: str) -> None:
+        super().__init__(sentence)
+        self.field = field
 
 
 class UnknownModelError(UsageError):
@@ -55,14 +65,13 @@ _STATUSES: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (EngineFaultError, 500, "server_error", "engine_fault"),
     (MoespeqError, 500, "server_error", None),
 )
-_HTTP_TYPES = {404: "invalid_request_error", 405: "invalid_request_error", 413: "invalid_request_error"}
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body. An error that nobody wrote a sentence for is our bug, and its words stay in the log."""
     for kind, status, name, code in _STATUSES:
         if isinstance(error, kind):
-            return status, _body(str(error), name, code)
+            return status, _body(str(error), name, code, error.field if isinstance(error, FieldError) else None)
     return 500, _body(_OUR_BUG, "server_error", "internal_error")
 
 
@@ -92,19 +101,28 @@ async def _answer(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
-async def _answer_invalid(_: Request, error: Exception) -> JSONResponse:
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    where = f"'{field}': " if field else ""
-    more = f" ({len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
-    return JSONResponse(_body(f"{where}{first['msg']}{more}.", "invalid_request_error", None, field or None), 400)
+    errors = error.errors()
+    given = dict(request.query_params) if errors[0]["loc"][0] == "query" else error.body
+    sentence, field = invalid(errors, given)
+    return JSONResponse(_body(sentence, "invalid_request_error", None, field), 400)
 
 
-async def _answer_http(_: Request, error: Exception) -> JSONResponse:
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    kind = _HTTP_TYPES.get(error.status_code, "server_error")
-    return JSONResponse(_body(str(error.detail), kind, None), error.status_code, error.headers)
+    status, path = error.status_code, request.url.path
+    match status:
+        case 404:
+            sentence = no_such_path(path)
+        case 405:
+            sentence = wrong_method(path, request.method, (error.headers or {}).get("Allow", "another method"))
+        case 400:  # FastAPI's own, where the bytes of a body are no text
+            sentence = NO_OBJECT
+        case _:
+            sentence = str(error.detail)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse(_body(sentence, kind, None), status, error.headers)
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:

@@ -61,7 +61,11 @@ class ExpertsSeen:
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """What a reader gets, oldest first. totals: sums since the start, of counts and of bytes by cause."""
+    """What a reader gets, oldest first.
+
+    totals: sums since the start, of counts and of bytes by cause; experts of prefills are counted beside those of
+    rounds, since a prompt asks for nearly all of them.
+    """
 
     passes: Sequence[PassKept]
     spans: Sequence[PassSpans]
@@ -113,9 +117,10 @@ class RoundHistory:
         report, totals = kept.report, self._totals
         totals["prefills" if kept.is_prefill else "rounds"] += 1
         totals["committed"] += report.committed
-        totals["hits"] += report.hits
-        totals["late"] += report.late
-        totals["misses"] += report.misses
+        asked_in = "prefill_" if kept.is_prefill else ""
+        totals[f"{asked_in}hits"] += report.hits
+        totals[f"{asked_in}late"] += report.late
+        totals[f"{asked_in}misses"] += report.misses
         totals["wasted_bytes"] += kept.wasted_bytes
         for cause, num_bytes in report.bytes_by_cause.items():
             totals[f"{cause.name.lower()}_bytes"] += num_bytes

@@ -6,7 +6,7 @@ silently ignored gives wrong answers. Those that change nothing in an answer are
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,8 @@ __all__ = [
     "StreamOptions",
     "Strict",
 ]
+
+_StopText = Annotated[str, Field(min_length=1)]
 
 
 class Strict(BaseModel):
@@ -63,7 +65,7 @@ class GenerationRequest(Strict):
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: _StopText | list[_StopText] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     # Accepted at the one value that means what we do.

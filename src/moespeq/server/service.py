@@ -39,7 +39,7 @@ class LoadProgress:
 
     done_bytes: int = 0
     total_bytes: int = 0
-    what: str = "loading"
+    what: str = "loading the model"
 
     def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
         self.done_bytes, self.total_bytes, self.what = done_bytes, total_bytes, what

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Sequence
+from socket import socket
 
 import uvicorn
 
-from moespeq.errors import UsageError
 from moespeq.server.app import create_app
 from moespeq.server.service import Service
 
-__all__ = ["HttpServer", "listen"]
+__all__ = ["HttpServer"]
 
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises UsageError where the address cannot be had."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"Cannot listen on {host} port {port}: {reason}; choose another --host or --port.") from error
+_OF_THE_START = ("Started server process", "Waiting for application startup", "Application startup", "Uvicorn running")
 
 
 class HttpServer:
@@ -30,6 +21,7 @@ class HttpServer:
 
     def __init__(self, service: Service, *, grace_s: int, cors_origins: Sequence[str]) -> None:
         logging.getLogger("uvicorn.access").addFilter(_without_looks)
+        logging.getLogger("uvicorn.error").addFilter(_without_the_start)
         self._service = service
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -40,7 +32,7 @@ class HttpServer:
             )
         )
 
-    def run(self, listening: socket.socket) -> None:
+    def run(self, listening: socket) -> None:
         """Serve until a signal or `stop`. Raises what the load failed with."""
         try:
             self._server.run(sockets=[listening])
@@ -57,3 +49,8 @@ class HttpServer:
 def _without_looks(record: logging.LogRecord) -> bool:
     """Keeps the live page out of the access log: it looks twice a second."""
     return not (isinstance(record.args, tuple) and str(record.args[2]).startswith("/live?"))
+
+
+def _without_the_start(record: logging.LogRecord) -> bool:
+    """Keeps out what reads as if the model were ready: the HTTP server runs while that is loaded."""
+    return not record.msg.startswith(_OF_THE_START)

@@ -9,7 +9,7 @@ export class AskBox {
     this.parts = Object.fromEntries(["ask-form", "prompt", "style", "most", "temperature", "send", "stop", "answer", "answer-says"]
       .map((id) => [id, document.getElementById(id)]));
     this.running = null;
-    this.hasStyle = false;
+    this.hasStyle = this.isOffered = false;
     this.parts["ask-form"].addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
     this.parts.stop.addEventListener("click", () => this.running?.abort());
     this.parts.prompt.addEventListener("keydown", (event) => {
@@ -18,17 +18,21 @@ export class AskBox {
     });
   }
 
-  // A model without a chat template cannot chat.
-  offer(hasChat) {
-    if (this.hasStyle) return;
+  // engine: as the state tells it, null where nobody would answer. One without a chat template cannot chat.
+  offer(engine) {
+    this.isOffered = Boolean(engine);
+    this.allow();
+    if (!engine || this.hasStyle) return;
     this.hasStyle = true;
-    this.parts.style.value = hasChat ? "chat" : "text";
-    this.parts.style.options[0].disabled = !hasChat;
+    this.parts.style.value = engine.has_chat ? "chat" : "text";
+    this.parts.style.options[0].disabled = !engine.has_chat;
   }
+
+  allow() { this.parts.send.ariaDisabled = `${this.running !== null || !this.isOffered}`; } // not `disabled`: the keyboard's focus would be lost
 
   async send() {
     const prompt = this.parts.prompt.value;
-    if (this.running || !prompt.trim()) return;
+    if (this.running || !this.isOffered || !prompt.trim()) return;
     const text = document.createTextNode(""), began = performance.now();
     this.parts.answer.replaceChildren(text);
     this.show(new AbortController(), "Waiting for the first token…");
@@ -55,7 +59,7 @@ export class AskBox {
 
   show(running, says) {
     this.running = running;
-    this.parts.send.ariaDisabled = `${running !== null}`; // not `disabled`: the keyboard's focus would be lost
+    this.allow();
     this.parts.stop.ariaDisabled = `${running === null}`;
     this.parts.answer.setAttribute("aria-busy", `${running !== null}`);
     this.parts["answer-says"].textContent = says;

@@ -2,11 +2,10 @@
 
 import { area, axes, bars, empty, line, roundedUp, steps } from "./draw.js";
 import { grouped, sum, wall } from "./passes.js";
-import { bytes, count, number, percent, several } from "./words.js";
+import { NOTHING_YET, bytes, count, number, percent, several } from "./words.js";
 
 const SHOWN = 240;
 const GROUPS = 80;
-const NOTHING_YET = "Nothing yet: send a prompt.";
 
 const byId = (id) => document.getElementById(id);
 const ends = (rounds) => [`${rounds.length} rounds ago`, "now"];
@@ -64,7 +63,7 @@ function acceptance(rounds) {
     });
     const plot = axes(canvas, { most: 1, label: percent, ends: ["first drafted token", deepest > 1 ? `place ${deepest}` : ""] });
     bars(plot, shares.map((share) => [[share, "verify"]]), { gap: 5 });
-    return `Of the first drafted tokens the target kept ${percent(shares[0])}` +
+    return `Of the first drafted tokens of ${several(drafting.length, "round")} the target kept ${percent(shares[0])}` +
       (deepest > 1 ? `, and ${percent(shares.at(-1))} of those at place ${deepest}.` : ".");
   });
 }
@@ -89,7 +88,8 @@ function experts(rounds, totals) {
     const most = roundedUp(Math.max(1, ...parts.map((stack) => stack.reduce((all, [value]) => all + value, 0))));
     const plot = axes(canvas, { most, label: (value) => value.toFixed(most < 4 ? 1 : 0), ends: ends(rounds) });
     bars(plot, parts);
-    return `Since the start: ${count(totals.hits ?? 0)} hits, ${count(totals.late ?? 0)} late, ${count(totals.misses ?? 0)} misses; ${bytes(totals.wasted_bytes ?? 0)} arrived and left unused.`;
+    const asked = (of) => ["hits", "late", "misses"].map((name) => `${count(totals[of + name] ?? 0)} ${name}`).join(", ");
+    return `Since the start, in rounds: ${asked("")}; in prefills, which this chart leaves out: ${asked("prefill_")}. Of both, ${bytes(totals.wasted_bytes ?? 0)} arrived and left unused.`;
   });
 }
 

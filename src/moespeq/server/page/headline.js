@@ -11,8 +11,10 @@ function say(id, figure, means) {
 }
 
 function gainMeans(rounds, committed) {
-  if (!rounds.some((round) => round.k > 0)) return "Nothing is drafted: one token a round.";
+  const drafting = rounds.filter((round) => round.k > 0).length;
+  if (!drafting) return "Nothing is drafted: one token a round.";
   const gain = committed - 1;
+  if (gain < 0.05 && 2 * drafting < rounds.length) return `Only ${several(drafting, "round")} of ${rounds.length} drafted: the rest had k 0.`;
   if (gain < 0.05) return "Drafting does not pay now: hardly a drafted token is kept.";
   return `Speculation gains ${number(gain)} tokens a round.`;
 }
@@ -28,10 +30,11 @@ function hitsMeans(asked, late, misses) {
   return `Of ${several(asked, "expert")}, ${late} came late and ${misses} were not foretold.`;
 }
 
-export function drawHeadline(passes, isBusy) {
+// instead: what is said while there is no round.
+export function drawHeadline(passes, isBusy, instead) {
   const rounds = passes.rounds(OVER);
   if (!rounds.length) {
-    for (const id of ["speed", "gain", "wait", "hits"]) say(id, "–", "No round yet: send a prompt.");
+    for (const id of ["speed", "gain", "wait", "hits"]) say(id, "–", instead);
     return;
   }
   const over = `the last ${several(rounds.length, "round")}`;

@@ -1,7 +1,7 @@
 // Which experts have a slot and how often each was used lately: a cell an expert, a line a layer.
 
-import { begin, colour } from "./draw.js";
-import { count, percent } from "./words.js";
+import { begin, colour, empty } from "./draw.js";
+import { NOTHING_YET, count, percent } from "./words.js";
 
 const LEFT = 54;
 const BOTTOM = 18;
@@ -36,8 +36,8 @@ export class HeatMap {
   draw() {
     const { experts, canvas } = this;
     if (experts) canvas.style.height = `${Math.min(TALLEST, Math.max(120, experts.num_layers * 26)) + BOTTOM}px`;
+    if (!experts) return empty(canvas, NOTHING_YET);
     const { context, width, height } = begin(canvas);
-    if (!experts) return;
     const wide = (width - LEFT) / experts.num_experts, high = (height - BOTTOM) / experts.num_layers;
     const gap = Math.min(wide, high) >= 6 ? 1.5 : Math.min(wide, high) >= 3.5 ? 0.5 : 0;
     const shades = { resident: ramp("resident"), absent: ramp("absent") };

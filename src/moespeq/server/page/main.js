@@ -50,16 +50,21 @@ function show(state) {
   byId("queue").textContent = `${several(state.waiting, "request")} waiting, ${state.running} running`;
   say(...STATUS[state.status], "", state.running && state.status === "ready" ? "generating" : "");
   if (state.loading) showLoading(state.loading);
-  if (state.engine) ask.offer(state.engine.has_chat);
+  ask.offer(state.engine);
   if (state.experts) heat.take(state.experts, state.engine?.num_slots ?? 0);
   if (isNew) draw();
+}
+
+function noRound() {
+  if (!byId("key-form").hidden) return "No key, no figures.";
+  return latest?.engine ? "No round yet: send a prompt." : "No round yet.";
 }
 
 // What is drawn beside the passes.
 const standing = (state) => [state.status, state.running, state.engine?.host_filled_bytes].join();
 
 function draw() {
-  drawHeadline(passes, Boolean(latest?.running));
+  drawHeadline(passes, Boolean(latest?.running), noRound());
   drawCharts(passes);
   drawTimeline(passes);
   drawCauses(passes);
@@ -68,7 +73,7 @@ function draw() {
 
 function showLoading({ what, done_bytes: done, total_bytes: total }) {
   const share = total ? `, ${bytes(done)} of ${bytes(total)} (${percent(done / total)})` : "";
-  say("wait", `loading: ${what}${share}`, "");
+  say("wait", `${what}${share}`, "");
 }
 
 function say(kind, status, problem, instead = "") {
@@ -88,6 +93,8 @@ function wantKey() {
   byId("key-form").hidden = false;
   byId("key-hint").textContent = live.key ? "That key is not the server's; try again." : "It stays in this tab, until the tab is closed.";
   say("wait", "wants its API key", "");
+  ask.offer(null);
+  draw();
 }
 
 byId("key-form").addEventListener("submit", (event) => {

@@ -2,7 +2,7 @@
 
 import { begin, colour, empty } from "./draw.js";
 import { sum, wall } from "./passes.js";
-import { percent, seconds } from "./words.js";
+import { NOTHING_YET, percent, seconds } from "./words.js";
 
 const LANES = [["draft", "draft"], ["verify", "verify"], ["waiting", "stall"], ["link", "copy"]];
 const LEFT = 58;
@@ -15,7 +15,7 @@ export function drawTimeline(passes) {
   const most = Math.max(3, Math.min(14, Math.floor((canvas.clientWidth - LEFT) / 84)));
   const rounds = passes.rounds(most);
   if (!rounds.length) {
-    empty(canvas, "Nothing yet: send a prompt.");
+    empty(canvas, NOTHING_YET);
     caption.textContent = "";
     return;
   }

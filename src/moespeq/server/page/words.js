@@ -1,5 +1,7 @@
 // Figures as people read them. Pure functions.
 
+export const NOTHING_YET = "Nothing yet.";
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value) {

@@ -1,0 +1,88 @@
+"""What is wrong with a request's body or path, as one sentence in the words of the API.
+
+pydantic reports every way in which a body is wrong, each alternative of a field by itself; one sentence names the field
+that the client wrote, as it wrote it. The engine's options have other names in the API than in Python.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["NO_OBJECT", "in_api_words", "invalid", "no_such_path", "wrong_method"]
+
+_SHOWN_CHARS = 60
+NO_OBJECT = "The body is no JSON object; send one, with 'Content-Type: application/json'."
+_NAMING = ("missing", "extra_forbidden")  # errors whose last name is a field's, and no alternative's
+_WANTED = "Input should be "
+
+
+def invalid(errors: Sequence[Any], given: Any) -> tuple[str, str | None]:
+    """The sentence for pydantic's `errors` about what was `given`, and the field, None where it is the body itself.
+
+    The error furthest inside is told: of alternatives, that is one of those which the client meant.
+    """
+    if errors[0]["type"] == "json_invalid":
+        place, reason = errors[0]["loc"][-1], errors[0]["ctx"]["error"]
+        return f"The body is not JSON ({reason} at character {place}); correct it.", None
+    paths = [_path(error, given) for error in errors]
+    deepest = max(paths, key=len)
+    if not deepest:
+        return NO_OBJECT, None
+    meant = [error for error, path in zip(errors, paths, strict=True) if path == deepest]
+    field = ".".join(deepest)
+    return _about(field, meant), field
+
+
+def _about(field: str, errors: Sequence[Any]) -> str:
+    """One sentence of all that may be wrong with one field."""
+    first = errors[0]
+    if first["type"] == "missing":
+        return f"The field '{field}' is missing; add it."
+    if first["type"] == "extra_forbidden":
+        return f"The field '{field}' is not known here; leave it out."
+    if first["type"] == "value_error":
+        return f"'{field}': {first['ctx']['error']}."
+    of_right_kind = next((error["msg"] for error in errors if not error["msg"].startswith(_WANTED)), None)
+    if of_right_kind is not None:
+        return f"'{field}': {of_right_kind}; correct it."
+    wanted = " or ".join(dict.fromkeys(error["msg"].removeprefix(_WANTED) for error in errors))
+    return f"'{field}' should be {wanted}, got {_shown(first['input'])}; correct it."
+
+
+def _path(error: Any, given: Any) -> list[str]:
+    """Where the error is in what was given, without the names that pydantic gives to alternatives."""
+    _, *parts = error["loc"]
+    path, here = [], given
+    for number, part in enumerate(parts):
+        is_inside = part in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(part, int)
+        if is_inside:
+            here = here[part]
+        elif error["type"] not in _NAMING or number + 1 < len(parts):
+            continue
+        path.append(str(part))
+    return path
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def in_api_words(sentence: str, api_names: Mapping[str, str]) -> tuple[str, str | None]:
+    """The engine's `sentence` about one of its sampling options, with which it begins, and the field of the request."""
+    option, _, rest = sentence.partition(" ")
+    if option not in api_names:
+        return sentence, None
+    return f"{api_names[option]} {rest}", api_names[option]
+
+
+def no_such_path(path: str) -> str:
+    """For 404."""
+    return f"There is no '{path:.100}' here; ask /v1/chat/completions, /v1/completions or /v1/models."
+
+
+def wrong_method(path: str, method: str, allowed: str) -> str:
+    """For 405."""
+    return f"'{path:.100}' takes no {method}; use {allowed}."
