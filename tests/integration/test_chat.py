@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,21 @@ def test_a_saved_chat_is_its_messages_and_other_files_are_left_alone(
     assert "exists already" in shown[-1]
     assert other.read_text() == "mine"
     assert json.loads(saved.read_text()) == {"model": "tiny", "messages": conversation.messages}
+
+
+def test_a_save_that_fails_leaves_the_earlier_one(conversation: Conversation, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    commands = ChatCommands(conversation, "tiny")
+    commands.run(f"/save {path}")
+    before, limits = path.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot be written"):
+            commands.run(f"/save {path}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_stats_say_what_was_reused_and_how_full_the_context_is(conversation: Conversation) -> None:

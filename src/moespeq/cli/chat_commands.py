@@ -10,6 +10,7 @@ from typing import Any
 from moespeq.config import nearest_name
 from moespeq.decode.conversation import SETTINGS, Conversation
 from moespeq.errors import UsageError
+from moespeq.whole_file import write_whole
 
 __all__ = ["ChatCommands"]
 
@@ -92,7 +93,7 @@ class ChatCommands:
         saved = {"model": self._model, "messages": self._conversation.messages}
         text = json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
         try:
-            path.write_text(text, encoding="utf-8", errors="replace")
+            write_whole(path, text.encode(errors="replace"))
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror}); give another name.") from error
         self._saved.add(path.resolve())
