@@ -157,6 +157,33 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path, described: Path) -> No
         plan_model(described)
 
 
+def change(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("total_size", [-5, 1000, float("inf"), float("nan"), True])
+def test_an_index_that_cannot_be_of_the_config_is_refused(described: Path, total_size: float) -> None:
+    change(described / "model.safetensors.index.json", metadata={"total_size": total_size})
+    with pytest.raises(CheckpointError, match=r"belong together|total_size of (inf|nan); download it again"):
+        plan_model(described)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_position_embeddings": 0}, "context of 0 tokens; max_position_embeddings must be at least 1"),
+        ({"max_position_embeddings": -5}, "context of -5 tokens"),
+        ({"hidden_size": 0}, "x 0 weights"),
+        ({"moe_intermediate_size": 0}, "a matrix of 0 x"),
+        ({"num_local_experts": 10**8}, "experts, and moespeq takes 1000000 at most"),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(described: Path, fields: dict[str, int], words: str) -> None:
+    change(described / "config.json", **fields)
+    with pytest.raises(CheckpointError, match=words):
+        plan_model(described)
+
+
 COMMAND = ("--device", "cpu", "--ctx-size", "256", "--device-memory", "1200KiB", "--link-bandwidth", "2MB")
 
 

@@ -7,11 +7,13 @@ rounded up; and without index or header the dense weights are those that the mod
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 from moespeq.config import RecordForm
 from moespeq.decode.planning import ModelSizes
+from moespeq.errors import CheckpointError
 from moespeq.kernels.geometry import READ_AHEAD_BYTES
 from moespeq.model.checkpoint_map import outline_model
 from moespeq.model.loading import describe, load_config
@@ -50,6 +52,11 @@ class CheckpointSizes:
         )
         routed_bytes = _BF16_BYTES * self.num_records * self._shape.weights_per_expert
         tensors_bytes = _tensors_bytes(folder)
+        if tensors_bytes is not None and tensors_bytes <= routed_bytes:
+            raise CheckpointError(
+                f"All tensors of {folder} have {tensors_bytes} bytes, its routed experts alone {routed_bytes} by "
+                "config.json; check that index and config.json belong together."
+            )
         loaded_bytes = _BF16_BYTES * outline.dense_weights
         self._dense_bytes = loaded_bytes if tensors_bytes is None else tensors_bytes - routed_bytes
 
@@ -109,7 +116,7 @@ class FewerBits:
 
 
 def _tensors_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the index or by a single file's header; None where neither says."""
+    """Bytes of all tensors, by the index or a single file's header; None where neither says. Raises CheckpointError."""
     if (folder / SINGLE_NAME).is_file():
         return sum(entry.num_bytes for entry in SafetensorsFile.open(folder / SINGLE_NAME).entries)
     try:
@@ -117,4 +124,8 @@ def _tensors_bytes(folder: Path) -> int | None:
         total = fields["metadata"]["total_size"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return int(total) if isinstance(total, (int, float)) else None
+    if not isinstance(total, (int, float)):
+        return None
+    if not math.isfinite(total):
+        raise CheckpointError(f"{folder / INDEX_NAME} gives a total_size of {total}; download it again.")
+    return int(total)

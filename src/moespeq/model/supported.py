@@ -12,9 +12,10 @@ from typing import Any
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model.families import FAMILIES, REFUSED
 
-__all__ = ["check_family", "check_layer_count"]
+__all__ = ["check_experts", "check_family", "check_layer_count"]
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOST_EXPERTS = 1_000_000  # of all layers; published models have some ten thousand
 
 
 def check_family(folder: Path) -> None:
@@ -43,6 +44,17 @@ def check_layer_count(folder: Path, num_tensors: int) -> None:
         raise CheckpointError(
             f"{folder / 'config.json'} counts {num_layers} layers and the checkpoint holds {num_tensors} tensors; "
             "check that they belong together."
+        )
+
+
+def check_experts(num_experts: int, rows: int, cols: int, *, num_layers: int) -> None:
+    """Raise CheckpointError for matrices without weights, and for more experts than could ever be listed."""
+    if min(rows, cols) < 1:
+        raise CheckpointError(f"config.json gives experts a matrix of {rows} x {cols} weights; download it again.")
+    if num_layers * num_experts > _MOST_EXPERTS:
+        raise CheckpointError(
+            f"config.json counts {num_layers} x {num_experts} experts, and moespeq takes {_MOST_EXPERTS} at most; "
+            "download it again."
         )
 
 
