@@ -184,6 +184,21 @@ def test_a_config_that_describes_no_model_is_refused(described: Path, fields: di
         plan_model(described)
 
 
+@pytest.mark.parametrize("num_layers", [200, 10**4, 10**9])
+def test_more_layers_than_tensors_are_refused_before_any_is_built(described: Path, num_layers: int) -> None:
+    change(described / "config.json", num_hidden_layers=num_layers)
+    with pytest.raises(CheckpointError, match=f"counts {num_layers} layers and the checkpoint holds [0-9]+ tensors"):
+        plan_model(described)
+
+
+@pytest.mark.parametrize("where", [{}, {"text_config": {"num_hidden_layers": 10**9}}])
+def test_more_layers_than_any_model_has_are_refused_without_an_index(described: Path, where: dict[str, Any]) -> None:
+    (described / "model.safetensors.index.json").unlink()
+    change(described / "config.json", **(where or {"num_hidden_layers": 10**9}))
+    with pytest.raises(CheckpointError, match="counts 1000000000 layers, and moespeq takes 1000 at most"):
+        plan_model(described)
+
+
 COMMAND = ("--device", "cpu", "--ctx-size", "256", "--device-memory", "1200KiB", "--link-bandwidth", "2MB")
 
 

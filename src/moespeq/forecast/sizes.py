@@ -39,7 +39,8 @@ class CheckpointSizes:
 
     def __init__(self, folder: Path, name: str, *, layout: Layout, fmt: BaseFormat = DEFAULT_FORMAT) -> None:
         self.name, self.base_bits = name, fmt.bits
-        self._layout, outline = layout, outline_model(folder)
+        num_tensors, tensors_bytes = _tensors_of(folder)
+        self._layout, outline = layout, outline_model(folder, num_tensors)
         self._shapes = [(rows, cols) for _, rows, cols in outline.matrices]
         self._base_row_bytes = base_record_bytes(self._shapes, fmt)
         self.num_records = outline.num_moe_layers * outline.num_experts
@@ -51,7 +52,6 @@ class CheckpointSizes:
             matrices=list(outline.matrices),
         )
         routed_bytes = _BF16_BYTES * self.num_records * self._shape.weights_per_expert
-        tensors_bytes = _tensors_bytes(folder)
         if tensors_bytes is not None and tensors_bytes <= routed_bytes:
             raise CheckpointError(
                 f"All tensors of {folder} have {tensors_bytes} bytes, its routed experts alone {routed_bytes} by "
@@ -115,17 +115,22 @@ class FewerBits:
         )
 
 
-def _tensors_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the index or a single file's header; None where neither says. Raises CheckpointError."""
+def _tensors_of(folder: Path) -> tuple[int | None, int | None]:
+    """(number, bytes) of all tensors, by a single file's header or the index; None where neither says.
+
+    Raises CheckpointError.
+    """
     if (folder / SINGLE_NAME).is_file():
-        return sum(entry.num_bytes for entry in SafetensorsFile.open(folder / SINGLE_NAME).entries)
+        entries = SafetensorsFile.open(folder / SINGLE_NAME).entries
+        return len(entries), sum(entry.num_bytes for entry in entries)
     try:
         fields = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
-        total = fields["metadata"]["total_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        names, total = fields["weight_map"], fields["metadata"]["total_size"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None, None
+    num_tensors = len(names) if isinstance(names, dict) else None
     if not isinstance(total, (int, float)):
-        return None
+        return num_tensors, None
     if not math.isfinite(total):
         raise CheckpointError(f"{folder / INDEX_NAME} gives a total_size of {total}; download it again.")
-    return int(total)
+    return num_tensors, int(total)

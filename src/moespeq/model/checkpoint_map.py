@@ -107,9 +107,10 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     )
 
 
-def outline_model(folder: Path) -> ModelOutline:
+def outline_model(folder: Path, num_tensors: int | None = None) -> ModelOutline:
     """A model's experts and the number of its other weights, by `config.json` alone. Raises as map_checkpoint."""
     check_family(folder)
+    check_layer_count(folder, num_tensors)
     model = _build_empty(folder)
     modules = _experts_modules(model)
     parameters = _parameters(modules)
