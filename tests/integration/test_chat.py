@@ -111,6 +111,10 @@ def test_set_changes_how_answers_are_sampled_and_default_takes_it_back(conversat
         ("/", "/help lists"),
         ("/save", "needs the name of a file"),
         ("/save /no/such/folder/chat.json", "cannot be written"),
+        ("/save ~nosuchuser/chat.json", "cannot be written (Could not determine home directory)"),
+        ("/save chat\0.json", "cannot be written (embedded null byte)"),
+        (f"/save {'a' * 300}", "cannot be written (File name too long)"),
+        (f"/set temperature={'[' * 20_000}", "temperature must be"),
     ],
 )
 def test_a_wrong_command_is_one_sentence_and_changes_nothing(

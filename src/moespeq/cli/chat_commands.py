@@ -87,16 +87,18 @@ class ChatCommands:
     def _save(self, argument: str) -> Iterator[str]:
         if not argument:
             raise UsageError("/save needs the name of a file to write.")
-        path = Path(argument).expanduser()
-        if path.exists() and path.resolve() not in self._saved:
-            raise UsageError(f"{path} exists already; give another name.")
         saved = {"model": self._model, "messages": self._conversation.messages}
         text = json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
         try:
+            path = Path(argument).expanduser()
+            place = path.resolve()
+            if path.exists() and place not in self._saved:
+                raise UsageError(f"{path} exists already; give another name.")
             write_whole(path, text.encode(errors="replace"))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}); give another name.") from error
-        self._saved.add(path.resolve())
+        except (OSError, ValueError, RuntimeError) as error:  # of the disk, of a NUL in the name, of an unknown ~user
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise UsageError(f"{argument} cannot be written ({reason}); give another name.") from error
+        self._saved.add(place)
         yield f"{len(self._conversation.messages)} messages are in {path}."
 
     def _exit(self, _: str) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _assignment(word: str) -> tuple[str, Any]:
         return name, None
     try:
         return name, json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, text
 
 
