@@ -187,6 +187,14 @@ def test_what_is_no_server_of_ours_is_refused(health: httpx.Response, metrics: h
         watch(answers(health=health, metrics=metrics))
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1.0"])
+def test_counters_that_cannot_be_are_refused(value: str) -> None:
+    metrics = f"{METRICS}# TYPE moespeq:num_requests_waiting gauge\nmoespeq:num_requests_waiting {value}\n"
+    lying = answers(health=httpx.Response(200, json={"status": "ok"}), metrics=httpx.Response(200, text=metrics))
+    with pytest.raises(UsageError, match="of moespeq:num_requests_waiting, which cannot be"):
+        watch(lying)
+
+
 def test_only_a_server_of_this_machine_has_this_machines_facts() -> None:
     assert is_local("http://127.0.0.1:8000")
     assert is_local("http://[::1]:8000")

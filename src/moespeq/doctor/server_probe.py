@@ -7,6 +7,7 @@ the KV cache of decoded tokens is wrong.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -88,6 +89,12 @@ def _scrape(client: httpx.Client) -> Snapshot:
     if not families:
         raise UsageError(_NOT_OURS.format(client.base_url))
     samples = [sample for family in families for sample in family.samples]
+    for sample in samples:
+        if not 0 <= sample.value < math.inf:
+            raise UsageError(
+                f"{client.base_url} counts {sample.value:g} of {sample.name}, which cannot be; look into its log, and "
+                "at what stands between it and doctor."
+            )
     return Snapshot.of([(one.name.removeprefix(_OURS), one.labels, one.value) for one in samples])
 
 
