@@ -227,6 +227,7 @@ def test_only_a_server_of_this_machine_has_this_machines_facts() -> None:
     ("arguments", "words"),
     [
         (("--server", "http://127.0.0.1:9"), "No server answers at http://127.0.0.1:9"),
+        (("--server", f"http://{'a' * 70}.b"), f"No server answers at http://{'a' * 70}.b"),
         (("--server", "nonsense"), "No server answers at nonsense"),
         (("--server", "http://host:port"), "is no address of a server"),
         (("--run", "nothing.json"), "nothing.json cannot be read"),

@@ -104,7 +104,7 @@ def _scrape(client: httpx.Client) -> Snapshot:
 def _get(client: httpx.Client, path: str) -> httpx.Response:
     try:
         return _ask(client, "GET", path, _TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of a host that DNS cannot name
         reason = str(error) or type(error).__name__
         raise UsageError(f"No server answers at {client.base_url} ({reason}); check --server.") from error
 
