@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,10 @@ def test_set_changes_how_answers_are_sampled_and_default_takes_it_back(conversat
         ("/", "/help lists"),
         ("/save", "needs the name of a file"),
         ("/save /no/such/folder/chat.json", "cannot be written"),
+        ("/save ~nosuchuser/chat.json", "cannot be written (Could not determine home directory)"),
+        ("/save chat\0.json", "cannot be written (embedded null byte)"),
+        (f"/save {'a' * 300}", "cannot be written (File name too long)"),
+        (f"/set temperature={'[' * 20_000}", "temperature must be"),
     ],
 )
 def test_a_wrong_command_is_one_sentence_and_changes_nothing(
@@ -138,6 +143,21 @@ def test_a_saved_chat_is_its_messages_and_other_files_are_left_alone(
     assert "exists already" in shown[-1]
     assert other.read_text() == "mine"
     assert json.loads(saved.read_text()) == {"model": "tiny", "messages": conversation.messages}
+
+
+def test_a_save_that_fails_leaves_the_earlier_one(conversation: Conversation, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    commands = ChatCommands(conversation, "tiny")
+    commands.run(f"/save {path}")
+    before, limits = path.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot be written"):
+            commands.run(f"/save {path}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_stats_say_what_was_reused_and_how_full_the_context_is(conversation: Conversation) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ import torch
 from doctor_facts import by_check
 from moespeq.decode.engine import Engine
 from moespeq.demo.assets import MODEL_FOLDER
-from moespeq.doctor import Severity
+from moespeq.doctor import Severity, server_probe
 from moespeq.doctor.self_test import run_self_test
 from moespeq.doctor.self_test_checks import check_self_test
 from moespeq.doctor.server_probe import is_local, watch_server
@@ -189,6 +191,34 @@ def test_what_is_no_server_of_ours_is_refused(health: httpx.Response, metrics: h
         watch(answers(health=health, metrics=metrics))
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1.0"])
+def test_counters_that_cannot_be_are_refused(value: str) -> None:
+    metrics = f"{METRICS}# TYPE moespeq:num_requests_waiting gauge\nmoespeq:num_requests_waiting {value}\n"
+    lying = answers(health=httpx.Response(200, json={"status": "ok"}), metrics=httpx.Response(200, text=metrics))
+    with pytest.raises(UsageError, match="of moespeq:num_requests_waiting, which cannot be"):
+        watch(lying)
+
+
+def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_probe, "_TIMEOUT_S", 0.05)
+    is_over = Event()
+
+    def trickle() -> Iterator[bytes]:
+        yield b"x"
+        is_over.wait()
+
+    with pytest.raises(UsageError, match=r"\(no whole answer in 0\.05 s\)"):
+        watch(answers(health=httpx.Response(200, content=trickle())))
+    is_over.set()
+
+
+def test_an_answer_larger_than_any_of_ours_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_probe, "_MOST_BYTES", 1000)
+    endless = httpx.Response(200, content=repeat(b"x" * 100))
+    with pytest.raises(UsageError, match="an answer of more than 1000 bytes"):
+        watch(answers(health=endless))
+
+
 def test_only_a_server_of_this_machine_has_this_machines_facts() -> None:
     assert is_local("http://127.0.0.1:8000")
     assert is_local("http://[::1]:8000")
@@ -199,6 +229,7 @@ def test_only_a_server_of_this_machine_has_this_machines_facts() -> None:
     ("arguments", "words"),
     [
         (("--server", "http://127.0.0.1:9"), "No server answers at http://127.0.0.1:9"),
+        (("--server", f"http://{'a' * 70}.b"), f"No server answers at http://{'a' * 70}.b"),
         (("--server", "nonsense"), "No server answers at nonsense"),
         (("--server", "http://host:port"), "is no address of a server"),
         (("--run", "nothing.json"), "nothing.json cannot be read"),

@@ -205,6 +205,48 @@ def test_what_is_no_such_model_is_refused(tmp_path: Path, described: Path) -> No
         plan_model(described)
 
 
+def change(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("total_size", [-5, 1000, float("inf"), float("nan"), True])
+def test_an_index_that_cannot_be_of_the_config_is_refused(described: Path, total_size: float) -> None:
+    change(described / "model.safetensors.index.json", metadata={"total_size": total_size})
+    with pytest.raises(CheckpointError, match=r"belong together|total_size of (inf|nan); download it again"):
+        plan_model(described)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_position_embeddings": 0}, "context of 0 tokens; max_position_embeddings must be at least 1"),
+        ({"max_position_embeddings": -5}, "context of -5 tokens"),
+        ({"hidden_size": 0}, "x 0 weights"),
+        ({"moe_intermediate_size": 0}, "a matrix of 0 x"),
+        ({"num_local_experts": 10**8}, "experts, and moespeq takes 1000000 at most"),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(described: Path, fields: dict[str, int], words: str) -> None:
+    change(described / "config.json", **fields)
+    with pytest.raises(CheckpointError, match=words):
+        plan_model(described)
+
+
+@pytest.mark.parametrize("num_layers", [200, 10**4, 10**9])
+def test_more_layers_than_tensors_are_refused_before_any_is_built(described: Path, num_layers: int) -> None:
+    change(described / "config.json", num_hidden_layers=num_layers)
+    with pytest.raises(CheckpointError, match=f"counts {num_layers} layers and the checkpoint holds [0-9]+ tensors"):
+        plan_model(described)
+
+
+@pytest.mark.parametrize("where", [{}, {"text_config": {"num_hidden_layers": 10**9}}])
+def test_more_layers_than_any_model_has_are_refused_without_an_index(described: Path, where: dict[str, Any]) -> None:
+    (described / "model.safetensors.index.json").unlink()
+    change(described / "config.json", **(where or {"num_hidden_layers": 10**9}))
+    with pytest.raises(CheckpointError, match="counts 1000000000 layers, and moespeq takes 1000 at most"):
+        plan_model(described)
+
+
 COMMAND = ("--device", "cpu", "--ctx-size", "256", "--device-memory", "1200KiB", "--link-bandwidth", "2MB")
 
 

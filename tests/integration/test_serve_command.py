@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from moespeq.decode.engine import Engine
+from moespeq.errors import UsageError
 from moespeq.server.listening import listen
 from moespeq.server.serving import HttpServer
 from moespeq.server.worker import WorkerState
@@ -131,6 +132,11 @@ def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_a_host_that_no_name_server_could_know_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="choose another --host or --port"):
+        listen(f"{'a' * 70}.b", 0)
+
+
 def test_an_address_of_ipv6_is_listened_on() -> None:
     with listen("::1", 0) as listening:
         assert listening.getsockname()[0] == "::1"

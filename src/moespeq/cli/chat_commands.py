@@ -11,6 +11,7 @@ from moespeq.cli.generation_text import rounds_text, speed_text
 from moespeq.config import format_count, nearest_name
 from moespeq.decode.conversation import SETTINGS, Conversation
 from moespeq.errors import UsageError
+from moespeq.whole_file import write_whole
 
 __all__ = ["ChatCommands"]
 
@@ -87,16 +88,18 @@ class ChatCommands:
     def _save(self, argument: str) -> Iterator[str]:
         if not argument:
             raise UsageError("/save needs the name of a file to write.")
-        path = Path(argument).expanduser()
-        if path.exists() and path.resolve() not in self._saved:
-            raise UsageError(f"{path} exists already; give another name.")
         saved = {"model": self._model, "messages": self._conversation.messages}
         text = json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
         try:
-            path.write_text(text, encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written ({error.strerror}); give another name.") from error
-        self._saved.add(path.resolve())
+            path = Path(argument).expanduser()
+            place = path.resolve()
+            if path.exists() and place not in self._saved:
+                raise UsageError(f"{path} exists already; give another name.")
+            write_whole(path, text.encode(errors="replace"))
+        except (OSError, ValueError, RuntimeError) as error:  # of the disk, of a NUL in the name, of an unknown ~user
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise UsageError(f"{argument} cannot be written ({reason}); give another name.") from error
+        self._saved.add(place)
         yield f"{path} holds {format_count(len(self._conversation.messages), 'message')}."
 
     def _exit(self, _: str) -> Iterator[str]:
@@ -113,7 +116,7 @@ def _assignment(word: str) -> tuple[str, Any]:
         return name, None
     try:
         return name, json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, text
 
 

@@ -64,9 +64,10 @@ def _write(recorded: RoutingTrace, study: TraceStudy, said: dict[str, str], fold
 
     from moespeq.figures.roofline import draw_roofline
     from moespeq.figures.routing import draw_study
+    from moespeq.whole_file import write_whole
 
     facts = folder / "study.json"
-    facts.write_text(json_format.dumps(_facts(study, said), indent=1) + "\n")
+    write_whole(facts, json_format.dumps(_facts(study, said), indent=1) + "\n")
     roofline = folder / "roofline.svg"
     draw_roofline(recorded, roofline)
     return [*draw_study(study, said, folder), roofline, facts]

@@ -17,6 +17,7 @@ from moespeq.decode.link_meter import LinkUse
 from moespeq.errors import TraceError
 from moespeq.ports import Clock
 from moespeq.transfer.moves import Move
+from moespeq.whole_file import write_whole
 
 __all__ = ["RoundTimes", "write_timeline"]
 
@@ -52,7 +53,7 @@ _LANES = ("round", "draft", "verify", "waiting for the link", "link")
 
 
 def write_timeline(rounds: Sequence[RoundTimes], path: Path) -> None:
-    """Write `rounds` as Chrome trace events, times from the first round on. Raises TraceError."""
+    """Write `rounds` whole or not at all, as Chrome trace events, times from the first round on. Raises TraceError."""
     origin_s = rounds[0].begin_s if rounds else 0.0
     events = [event for number, times in enumerate(rounds) for event in _of_round(number, times, origin_s)]
     copies = _in_lanes([move for times in rounds for move in times.link.moves])
@@ -66,7 +67,7 @@ def write_timeline(rounds: Sequence[RoundTimes], path: Path) -> None:
         for lane, name in enumerate(lanes)
     ]
     try:
-        path.write_text(json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}))
+        write_whole(path, json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}))
     except OSError as error:
         raise TraceError(f"{path} cannot be written ({error.strerror}); choose another file.") from error
 

@@ -7,9 +7,12 @@ the KV cache of decoded tokens is wrong.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -25,6 +28,7 @@ __all__ = ["Watched", "is_local", "watch_server"]
 _TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 60.0  # of a busy server's queue no more than this is waited for
 _ANSWER_TOK = 32
+_MOST_BYTES = 16 << 20  # of one answer
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _OURS = "moespeq:"
 
@@ -88,15 +92,55 @@ def _scrape(client: httpx.Client) -> Snapshot:
     if not families:
         raise UsageError(_NOT_OURS.format(client.base_url))
     samples = [sample for family in families for sample in family.samples]
+    for sample in samples:
+        if not 0 <= sample.value < math.inf:
+            raise UsageError(
+                f"{client.base_url} counts {sample.value:g} of {sample.name}, which cannot be; look into its log, and "
+                "at what stands between it and doctor."
+            )
     return Snapshot.of([(one.name.removeprefix(_OURS), one.labels, one.value) for one in samples])
 
 
 def _get(client: httpx.Client, path: str) -> httpx.Response:
     try:
-        return client.get(path, timeout=_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return _ask(client, "GET", path, _TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of a host that DNS cannot name
         reason = str(error) or type(error).__name__
         raise UsageError(f"No server answers at {client.base_url} ({reason}); check --server.") from error
+
+
+def _ask(
+    client: httpx.Client, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
+) -> httpx.Response:
+    """The whole answer, within `timeout_s` however slowly it trickles: httpx's own limit is that of one read.
+
+    Raises httpx.HTTPError.
+    """
+    told: Future[httpx.Response] = Future()
+
+    def ask() -> None:
+        try:
+            told.set_result(_read(client, method, path, timeout_s, body))
+        except Exception as error:
+            told.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()  # one that still waits does not keep the process
+    try:
+        return told.result(timeout_s)
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(f"no whole answer in {timeout_s:g} s") from error
+
+
+def _read(
+    client: httpx.Client, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None
+) -> httpx.Response:
+    content = bytearray()
+    with client.stream(method, path, json=body, timeout=timeout_s) as answer:
+        for piece in answer.iter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise httpx.ReadError(f"an answer of more than {_MOST_BYTES} bytes")
+    return httpx.Response(answer.status_code, content=bytes(content))
 
 
 _NOT_OURS = "What answers at {} is no moespeq server; check --server."
@@ -105,7 +149,7 @@ _NOT_OURS = "What answers at {} is no moespeq server; check --server."
 def _echo_gap(client: httpx.Client, prompt: str) -> tuple[float | None, str | None]:
     """The largest difference of log-probabilities in nats, or why there is none."""
     try:
-        model = _json(client.get("/v1/models", timeout=_TIMEOUT_S))["data"][0]["id"]
+        model = _json(_ask(client, "GET", "/v1/models", _TIMEOUT_S))["data"][0]["id"]
         asked = {"model": model, "temperature": 0.0, "logprobs": 1, "seed": 0}
         answer = _complete(client, asked | {"prompt": prompt, "max_tokens": _ANSWER_TOK, "ignore_eos": True})
         echoed = _complete(client, asked | {"prompt": prompt + answer["text"], "max_tokens": 0, "echo": True})
@@ -117,7 +161,8 @@ def _echo_gap(client: httpx.Client, prompt: str) -> tuple[float | None, str | No
 
 
 def _complete(client: httpx.Client, body: Mapping[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = _json(client.post("/v1/completions", json=body, timeout=_ANSWER_TIMEOUT_S))["choices"][0]
+    told = _ask(client, "POST", "/v1/completions", _ANSWER_TIMEOUT_S, body)
+    answer: dict[str, Any] = _json(told)["choices"][0]
     return answer
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from moespeq.errors import UsageError
+from moespeq.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,4 +63,6 @@ def sheet(path: Path, *, title: str, caption: str, width_in: float = 6.4, height
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         figure.supxlabel(fill(caption, below), x=0.01, ha="left", fontsize=8)
         yield figure
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        drawn, suffix = BytesIO(), path.suffix
+        figure.savefig(drawn, format=suffix[1:], dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        write_whole(path, drawn.getvalue())

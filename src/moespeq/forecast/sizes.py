@@ -7,11 +7,13 @@ rounded up; and without index or header the dense weights are those that the mod
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 from moespeq.config import RecordForm
 from moespeq.decode.planning import ModelSizes
+from moespeq.errors import CheckpointError
 from moespeq.kernels.geometry import READ_AHEAD_BYTES
 from moespeq.model.checkpoint_map import outline_model
 from moespeq.model.loading import describe, load_config
@@ -37,7 +39,8 @@ class CheckpointSizes:
 
     def __init__(self, folder: Path, name: str, *, layout: Layout, fmt: BaseFormat = DEFAULT_FORMAT) -> None:
         self.name, self.base_bits = name, fmt.bits
-        self._layout, outline = layout, outline_model(folder)
+        num_tensors, tensors_bytes = _tensors_of(folder)
+        self._layout, outline = layout, outline_model(folder, num_tensors)
         self._shapes = [(rows, cols) for _, rows, cols in outline.matrices]
         self._base_row_bytes = base_record_bytes(self._shapes, fmt)
         self.num_records = outline.num_moe_layers * outline.num_experts
@@ -49,7 +52,11 @@ class CheckpointSizes:
             matrices=list(outline.matrices),
         )
         routed_bytes = _BF16_BYTES * self.num_records * self._shape.weights_per_expert
-        tensors_bytes = _tensors_bytes(folder)
+        if tensors_bytes is not None and tensors_bytes <= routed_bytes:
+            raise CheckpointError(
+                f"All tensors of {folder} have {tensors_bytes} bytes, its routed experts alone {routed_bytes} by "
+                "config.json; check that index and config.json belong together."
+            )
         loaded_bytes = _BF16_BYTES * outline.dense_weights
         self._dense_bytes = loaded_bytes if tensors_bytes is None else tensors_bytes - routed_bytes
 
@@ -108,13 +115,22 @@ class FewerBits:
         )
 
 
-def _tensors_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the index or by a single file's header; None where neither says."""
+def _tensors_of(folder: Path) -> tuple[int | None, int | None]:
+    """(number, bytes) of all tensors, by a single file's header or the index; None where neither says.
+
+    Raises CheckpointError.
+    """
     if (folder / SINGLE_NAME).is_file():
-        return sum(entry.num_bytes for entry in SafetensorsFile.open(folder / SINGLE_NAME).entries)
+        entries = SafetensorsFile.open(folder / SINGLE_NAME).entries
+        return len(entries), sum(entry.num_bytes for entry in entries)
     try:
         fields = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
-        total = fields["metadata"]["total_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return int(total) if isinstance(total, (int, float)) else None
+        names, total = fields["weight_map"], fields["metadata"]["total_size"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None, None
+    num_tensors = len(names) if isinstance(names, dict) else None
+    if not isinstance(total, (int, float)):
+        return num_tensors, None
+    if not math.isfinite(total):
+        raise CheckpointError(f"{folder / INDEX_NAME} gives a total_size of {total}; download it again.")
+    return num_tensors, int(total)

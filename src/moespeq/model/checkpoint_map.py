@@ -22,7 +22,7 @@ from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
-from moespeq.model.supported import check_family, check_layer_count
+from moespeq.model.supported import check_experts, check_family, check_layer_count
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
@@ -107,9 +107,10 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     )
 
 
-def outline_model(folder: Path) -> ModelOutline:
+def outline_model(folder: Path, num_tensors: int | None = None) -> ModelOutline:
     """A model's experts and the number of its other weights, by `config.json` alone. Raises as map_checkpoint."""
     check_family(folder)
+    check_layer_count(folder, num_tensors)
     model = _build_empty(folder)
     modules = _experts_modules(model)
     parameters = _parameters(modules)
@@ -164,6 +165,7 @@ def _parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, _Parameter]
             parameters[f"{name}.{key}"] = _Parameter(
                 layer, _MATRIX_NAMES[key], num_experts, rows, cols, bool(module.is_transposed)
             )
+            check_experts(num_experts, rows, cols, num_layers=len(modules))
             shapes.add((key, num_experts, rows, cols))
     if len(shapes) != 2:
         raise UnsupportedModelError(f"The experts' matrices have {len(shapes)} shapes; all layers must share two.")

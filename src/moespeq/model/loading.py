@@ -104,8 +104,14 @@ def describe(
     top_k: int,
     matrices: list[tuple[str, int, int]],
 ) -> ModelShape:
-    """What `plan` needs to know of a model."""
-    text, size = config.get_text_config(), cache_size(config)
+    """What `plan` needs to know of a model. Raises CheckpointError for a context or shapes that cannot be."""
+    text = config.get_text_config()
+    if text.max_position_embeddings < 1:
+        raise CheckpointError(
+            f"config.json gives a context of {text.max_position_embeddings} tokens; max_position_embeddings must be at "
+            "least 1."
+        )
+    size = cache_size(config)
     return ModelShape(
         model_type=config.model_type,
         num_layers=text.num_hidden_layers,

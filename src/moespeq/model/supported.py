@@ -12,9 +12,11 @@ from typing import Any
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model.families import FAMILIES, REFUSED
 
-__all__ = ["check_family", "check_layer_count"]
+__all__ = ["check_experts", "check_family", "check_layer_count"]
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOST_LAYERS = 1_000  # published models have some hundred
+_MOST_EXPERTS = 1_000_000  # of all layers; published models have some ten thousand
 
 
 def check_family(folder: Path) -> None:
@@ -36,13 +38,36 @@ def check_family(folder: Path) -> None:
         )
 
 
-def check_layer_count(folder: Path, num_tensors: int) -> None:
-    """Raise CheckpointError for more layers than tensors, whose empty model alone could take hours to build."""
-    num_layers = _read_config(folder / "config.json").get("num_hidden_layers")
-    if isinstance(num_layers, int) and num_layers > num_tensors:
+def check_layer_count(folder: Path, num_tensors: int | None) -> None:
+    """Raise CheckpointError for layers whose empty model alone could take hours to build: more than tensors, where
+    their number is known, or than any model has.
+    """
+    config = _read_config(folder / "config.json")
+    text = config.get("text_config")
+    for fields in (config, text if isinstance(text, Mapping) else {}):
+        num_layers = fields.get("num_hidden_layers")
+        if not isinstance(num_layers, int):
+            continue
+        if num_tensors is not None and num_layers > num_tensors:
+            raise CheckpointError(
+                f"{folder / 'config.json'} counts {num_layers} layers and the checkpoint holds {num_tensors} tensors; "
+                "check that they belong together."
+            )
+        if num_layers > _MOST_LAYERS:
+            raise CheckpointError(
+                f"{folder / 'config.json'} counts {num_layers} layers, and moespeq takes {_MOST_LAYERS} at most; "
+                "download it again."
+            )
+
+
+def check_experts(num_experts: int, rows: int, cols: int, *, num_layers: int) -> None:
+    """Raise CheckpointError for matrices without weights, and for more experts than could ever be listed."""
+    if min(rows, cols) < 1:
+        raise CheckpointError(f"config.json gives experts a matrix of {rows} x {cols} weights; download it again.")
+    if num_layers * num_experts > _MOST_EXPERTS:
         raise CheckpointError(
-            f"{folder / 'config.json'} counts {num_layers} layers and the checkpoint holds {num_tensors} tensors; "
-            "check that they belong together."
+            f"config.json counts {num_layers} x {num_experts} experts, and moespeq takes {_MOST_EXPERTS} at most; "
+            "download it again."
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from moespeq.cache_folder import cache_folder
 from moespeq.errors import StorageError, UsageError
+from moespeq.whole_file import write_whole
 
 __all__ = ["SCHEMA", "DiskRate", "MachineProfile", "ModelTimes", "default_profile_path", "require_writable"]
 
@@ -104,12 +104,9 @@ class MachineProfile:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; `require_writable` made its folder. Raises StorageError."""
-        partial = path.resolve().with_suffix(f".{os.getpid()}.partial")
         try:
-            partial.write_text(self.to_json(), encoding="utf-8")
-            partial.replace(path.resolve())
+            write_whole(path, self.to_json())
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise StorageError(_unwritable(path, error)) from error
 
     @classmethod

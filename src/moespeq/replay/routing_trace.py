@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from moespeq.errors import TraceError
 from moespeq.replay.trace_check import find_fault
+from moespeq.whole_file import write_whole
 
 __all__ = ["SCHEMA", "Routes", "RoutingTrace", "TraceHeader", "TracePosition", "TraceRound"]
 
@@ -116,12 +117,9 @@ class RoutingTrace:
         head = {"kind": _KIND, "schema": SCHEMA, "positions": len(self.positions), "rounds": len(self.rounds)}
         lines = [head | asdict(self.header), *map(asdict, self.positions), *map(asdict, self.rounds)]
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        unfinished = path.with_name(f".{path.name}.unfinished")
         try:
-            unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))
-            unfinished.replace(path)
+            write_whole(path, gzip.compress(text.encode(), mtime=0))
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise TraceError(f"{path} cannot be written ({error.strerror}); choose another --out.") from error
 
     @classmethod

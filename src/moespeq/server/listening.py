@@ -17,6 +17,6 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last of a host that DNS cannot name
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"Cannot listen on {host} port {port}: {reason}; choose another --host or --port.") from error
