@@ -34,7 +34,7 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
     """Raises UsageError for what is wrong with it."""
     engine = service.worker.engine
     given = _prompts(request.prompt)
-    prompts = tuple(tuple(engine.encode(prompt)) for prompt in given)
+    prompts = tuple(tuple(engine.encode(_ids(engine, prompt))) for prompt in given)
     max_tokens = _COMPLETION_TOK if request.max_tokens is None else request.max_tokens
     sampling = None if request.echo and max_tokens == 0 else sampling_of(engine, request, max_tokens)
     wanted = request.response_format
@@ -62,6 +62,13 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
     if len(prompt) > _MOST_PROMPTS:
         raise PromptError(f"A request may hold {_MOST_PROMPTS} prompts, got {len(prompt)}; send several requests.")
     return [one for one in prompt if not isinstance(one, int)]
+
+
+def _ids(engine: Engine, prompt: str | list[int]) -> str | list[int]:
+    """A text's tokens; an empty one is the engine's to refuse."""
+    if isinstance(prompt, str) and prompt:
+        return engine.tokenizer.encode(prompt, most_tok=engine.plan.context_tok)
+    return prompt
 
 
 def _text(engine: Engine, prompt: str | list[int]) -> str:

@@ -27,12 +27,10 @@ from moespeq.server.styles import ChatStyle
 __all__ = ["ask_chat", "chat_tokens"]
 
 
-def chat_tokens(
-    tokenizer: Tokenizer, messages: list[Message], tools: list[Tool], variables: dict[str, Any]
-) -> list[int]:
-    """The prompt of a conversation. Raises UsageError for what the template refuses."""
-    given = [message.for_template() for message in messages]
-    return tokenizer.encode_chat(given, tools=[tool.for_template() for tool in tools], **variables)
+def chat_tokens(engine: Engine, messages: list[Message], tools: list[Tool], variables: dict[str, Any]) -> list[int]:
+    """The prompt of a conversation. Raises UsageError for what the template refuses, or the context cannot hold."""
+    given, known = [message.for_template() for message in messages], [tool.for_template() for tool in tools]
+    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, **variables)
 
 
 def ask_chat(service: Service, request: ChatRequest) -> Asked:
@@ -40,7 +38,7 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     engine, tools = service.worker.engine, request.usable_tools
     if request.top_logprobs is not None and not request.logprobs:
         raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
-    tokens = chat_tokens(engine.tokenizer, request.messages, tools, request.chat_template_kwargs)
+    tokens = chat_tokens(engine, request.messages, tools, request.chat_template_kwargs)
     prompt = tuple(engine.encode(tokens))
     written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)))
