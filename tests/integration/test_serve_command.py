@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -28,9 +29,9 @@ CHAT = [{"role": "user", "content": "Tom has 5 apples."}]
 class Process:
     """A running `moespeq serve`."""
 
-    def __init__(self, model: Path, cache: Path) -> None:
+    def __init__(self, model: Path, cache: Path, *, grace_s: int = 5) -> None:
         command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0", "--json", "--k", "4"]
-        command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", "5"]
+        command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", str(grace_s)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -113,6 +114,26 @@ def test_a_signal_lets_an_answer_end_and_then_the_process(model: Path) -> None:
     assert running.process.wait(WAIT_S) == -signal.SIGTERM
 
 
+def test_answers_that_the_end_cuts_are_told_so_in_a_stream_and_in_the_queue(model: Path) -> None:
+    running = Process(model, model.parent / "cache", grace_s=0)
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 110, "n": 128, "extra_body": {"ignore_eos": True}}
+    stream = running.client.completions.create(**asked, stream=True)
+    next(iter(stream))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(running.client.completions.create, **asked)
+        deadline_s = time.monotonic() + WAIT_S
+        while "num_requests_waiting 1.0" not in httpx.get(f"{running.facts['url']}/metrics").text:
+            assert time.monotonic() < deadline_s
+        running.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="shutting down") as cut:
+            waiting.result()
+    assert cut.value.status_code == 503
+    assert running.process.wait(WAIT_S) == -signal.SIGTERM
+    assert "Traceback" not in (model.parent / "stderr.txt").read_text()
+
+
 def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:
     command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0"]
     environment = os.environ | {"MOESPEQ_CACHE": str(model.parent / "slow")}
@@ -138,6 +159,12 @@ Cli = Callable[..., tuple[int, str, str]]
 def test_a_port_that_is_taken_is_one_sentence(cli: Cli, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, told = cli("serve", model, "--port", taken.getsockname()[1])
+    assert code == 2
+    assert "choose another --host or --port" in told
+
+
+def test_a_host_that_is_no_name_is_one_sentence(cli: Cli, model: Path) -> None:
+    code, _, told = cli("serve", model, "--host", "a" * 70 + ".b", "--port", "0")
     assert code == 2
     assert "choose another --host or --port" in told
 

@@ -18,6 +18,7 @@ __all__ = [
     "EngineFaultError",
     "UnknownModelError",
     "add_error_handlers",
+    "error_answer",
     "error_body",
     "explained",
 ]
@@ -76,13 +77,14 @@ def explained(error: Exception) -> MoespeqError:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let every failure of `app` leave in one form."""
-    app.add_exception_handler(MoespeqError, _answer)
-    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(MoespeqError, error_answer)
+    app.add_exception_handler(Exception, error_answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
 
 
-async def _answer(_: Request, error: Exception) -> JSONResponse:
+async def error_answer(_: Request, error: Exception) -> JSONResponse:
+    """What a client gets instead of an answer."""
     status, body = error_body(error)
     headers = {}
     if isinstance(error, UnavailableError):

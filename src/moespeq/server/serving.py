@@ -10,6 +10,7 @@ import uvicorn
 
 from moespeq.errors import UsageError
 from moespeq.server.app import create_app
+from moespeq.server.ending import EndingServer
 from moespeq.server.service import Service
 
 __all__ = ["HttpServer", "listen"]
@@ -20,7 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"Cannot listen on {host} port {port}: {reason}; choose another --host or --port.") from error
 
@@ -31,13 +32,14 @@ class HttpServer:
     def __init__(self, service: Service, *, grace_s: int, cors_origins: Sequence[str]) -> None:
         logging.getLogger("uvicorn.access").addFilter(_without_looks)
         self._service = service
-        self._server = uvicorn.Server(
+        self._server = EndingServer(
             uvicorn.Config(
                 create_app(service, cors_origins=cors_origins),
                 log_config=None,  # records go where the program's go
-                timeout_graceful_shutdown=grace_s,
                 server_header=False,
-            )
+            ),
+            service,
+            grace_s=grace_s,
         )
 
     def run(self, listening: socket.socket) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from moespeq.errors import OverloadError, UnavailableError, UsageError
 from moespeq.ports import Clock
 
-__all__ = ["Ended", "EngineWorker", "Ticket", "Turn", "WorkerState"]
+__all__ = ["CLOSING", "Ended", "EngineWorker", "Ticket", "Turn", "WorkerState"]
 
 E = TypeVar("E")
 Turn = Callable[[E], Generator[Any, None, None]]
@@ -31,7 +31,7 @@ Turn = Callable[[E], Generator[Any, None, None]]
 
 _FAULTS_UNTIL_UNHEALTHY = 3  # in a row: one may be its request's
 _PATIENCE_S = (1, 60)  # the least and most that a client is told to wait
-_CLOSING = "The server is shutting down; send the request again when it is back."
+CLOSING = "The server is shutting down; send the request again when it is back."
 
 
 class WorkerState(Enum):
@@ -160,7 +160,7 @@ class EngineWorker(Generic[E]):
                 self._running.cancel()
             self._changed.notify()
         for ticket in dropped:
-            ticket.deliver(Ended(UnavailableError(_CLOSING, retry_after_s=self._patience_s())))
+            ticket.deliver(Ended(UnavailableError(CLOSING, retry_after_s=self._patience_s())))
         if self._state is not WorkerState.LOADING and self._thread.ident is not None:
             self._thread.join()
 
@@ -220,7 +220,7 @@ class EngineWorker(Generic[E]):
 
     def _end(self, ticket: Ticket[E], error: Exception | None) -> None:
         if error is None and self._is_closing and ticket.is_cancelled:
-            error = UnavailableError(_CLOSING, retry_after_s=self._patience_s())
+            error = UnavailableError(CLOSING, retry_after_s=self._patience_s())
         mean_s, served_s = self._mean_service_s, ticket.served_s
         self._mean_service_s += (served_s - mean_s) / 4 if mean_s else served_s
         ticket.deliver(Ended(error))
@@ -232,5 +232,5 @@ class EngineWorker(Generic[E]):
 
     def _unavailable(self) -> UnavailableError:
         if self._is_closing or self._state is not WorkerState.LOADING:
-            return UnavailableError(_CLOSING, retry_after_s=self._patience_s())
+            return UnavailableError(CLOSING, retry_after_s=self._patience_s())
         return UnavailableError("The model is being loaded; /health says how far.", retry_after_s=5)
