@@ -67,7 +67,7 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, _body(_OUR_BUG, "server_error", "internal_error")
 
 
-def explained(error: Exception) -> MoespeqError:
+def explained(error: BaseException) -> MoespeqError:
     """`error` as a client may see it; what no sentence was written for goes to the log, with its traceback."""
     if isinstance(error, MoespeqError):
         return error

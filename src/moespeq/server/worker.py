@@ -47,7 +47,7 @@ class WorkerState(Enum):
 class Ended:
     """The last that a ticket delivers; `error` is why it ended early."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class EngineWorker(Generic[E]):
         self._engine: E | None = None
         self._num_faults = 0
         self._mean_service_s = 0.0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     @property
     def state(self) -> WorkerState:
@@ -172,7 +172,7 @@ class EngineWorker(Generic[E]):
                 self._on_state(WorkerState.READY)
                 while (ticket := self._next()) is not None:
                     self._serve(engine, ticket)
-        except Exception as error:
+        except BaseException as error:
             self.failure, self._state = error, WorkerState.FAILED
         else:
             self._state = WorkerState.CLOSED
@@ -203,7 +203,7 @@ class EngineWorker(Generic[E]):
                         break
             following = None if ticket.is_cancelled else next(ticket.later, None)
             self._num_faults = 0
-        except Exception as raised:  # whatever it is, it is this request's and not the server's
+        except BaseException as raised:  # whatever it is, a library's panic too, it is this request's alone
             error = raised
             self._num_faults += not isinstance(raised, UsageError)
         ticket.served_s += self._clock.now_s() - begin_s
@@ -218,7 +218,7 @@ class EngineWorker(Generic[E]):
                 self._waiting.append(ticket)
             return not self._is_closing
 
-    def _end(self, ticket: Ticket[E], error: Exception | None) -> None:
+    def _end(self, ticket: Ticket[E], error: BaseException | None) -> None:
         if error is None and self._is_closing and ticket.is_cancelled:
             error = UnavailableError(CLOSING, retry_after_s=self._patience_s())
         mean_s, served_s = self._mean_service_s, ticket.served_s
