@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from moespeq.decode.engine import Engine
-from moespeq.errors import PromptError
+from moespeq.errors import PromptError, UsageError
 from moespeq.server.generating import GenerationTask, check_sampling
 from moespeq.server.protocol import CompletionRequest, GenerationRequest
 from moespeq.server.service import Service
 from moespeq.server.styles import CompletionStyle, Style
 
-__all__ = ["Asked", "ask_completion", "sampling_of"]
+__all__ = ["Asked", "ask_completion", "check_form_may_end", "sampling_of"]
 
 _COMPLETION_TOK = 16  # OpenAI's default
 _MOST_PROMPTS = 256
@@ -39,6 +39,8 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
     sampling = None if request.echo and max_tokens == 0 else sampling_of(engine, request, max_tokens)
     wanted = request.response_format
     grammar = None if wanted is None or wanted.type == "text" else service.grammars.compile(wanted)
+    if grammar is not None:
+        check_form_may_end(request)
     texts = [_text(engine, prompt) for prompt in given] if request.echo else []
     task = GenerationTask(prompts, sampling, request.n, echo=request.echo, num_top=request.logprobs, grammar=grammar)
     style = CompletionStyle(
@@ -49,6 +51,13 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
         has_logprobs=request.logprobs is not None,
     )
     return Asked(task, style)
+
+
+def check_form_may_end(request: GenerationRequest) -> None:
+    """Raise UsageError for what forbids the end of an answer where its form wants it."""
+    if request.ignore_eos or request.min_tokens:
+        name = "ignore_eos" if request.ignore_eos else "min_tokens"
+        raise UsageError(f"An answer of a given form ends where the form does, so {name} cannot hold; leave it out.")
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:

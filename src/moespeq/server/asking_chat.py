@@ -16,11 +16,12 @@ from moespeq.errors import UsageError
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.server.answer_format import AnswerFormat, format_of
 from moespeq.server.answer_reader import AnswerReader
-from moespeq.server.asking import Asked, sampling_of
+from moespeq.server.asking import Asked, check_form_may_end, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
+from moespeq.server.protocol import ResponseFormat
 from moespeq.server.service import Service
 from moespeq.server.styles import ChatStyle
 
@@ -43,6 +44,8 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)))
     grammar = _grammar(service, request, tools, written)
+    if request.must_call or _wanted(request):
+        check_form_may_end(request)
     is_read = written is not None and (grammar is None or bool(tools))  # else JSON is all there is
     task = GenerationTask(
         (prompt,),
@@ -64,10 +67,14 @@ def _most_tokens(engine: Engine, request: ChatRequest, prompt_tok: int) -> int |
     return most
 
 
+def _wanted(request: ChatRequest) -> ResponseFormat | None:
+    """The form of what is no call, where it has one."""
+    given = request.response_format
+    return None if given is None or given.type == "text" else given
+
+
 def _grammar(service: Service, request: ChatRequest, tools: list[Tool], written: AnswerFormat | None) -> Grammar | None:
-    wanted = (
-        None if request.response_format is None or request.response_format.type == "text" else request.response_format
-    )
+    wanted = _wanted(request)
     is_one_call = request.parallel_tool_calls is False
     strict = [tool for tool in tools if tool.function.strict]
     if not tools or not (request.must_call or wanted or strict):

@@ -110,4 +110,9 @@ async def _answer_http(_: Request, error: Exception) -> JSONResponse:
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _sendable(message), "type": kind, "param": param and _sendable(param), "code": code}}
+
+
+def _sendable(text: str) -> str:
+    """Half a character, which a client can write in JSON, is shown as it was written: no text can hold it."""
+    return text.encode(errors="backslashreplace").decode()
