@@ -102,7 +102,8 @@ def _reader(
 
     def reader() -> AnswerReader:
         parser = tokenizer.response_parser(written.template, prefix=written.prefix, tools=given)
-        return AnswerReader(parser, is_one_call=request.parallel_tool_calls is False)
+        names = [tool.function.name for tool in tools]
+        return AnswerReader(parser, names=names, is_one_call=request.parallel_tool_calls is False)
 
     return reader
 
