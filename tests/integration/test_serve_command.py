@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -32,9 +33,9 @@ CHAT = [{"role": "user", "content": "Tom has 5 apples."}]
 class Process:
     """A running `moespeq serve`."""
 
-    def __init__(self, model: Path, cache: Path) -> None:
+    def __init__(self, model: Path, cache: Path, *, grace_s: int = 5) -> None:
         command = [sys.executable, "-m", "moespeq", "serve", str(model), "--port", "0", "--json", "--k", "4"]
-        command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", "5"]
+        command += ["--ctx-size", "128", "--api-key", KEY, "--served-model-name", "demo", "--grace", str(grace_s)]
         self.stderr = cache.parent / f"stderr-{id(self)}.txt"
         self.process = subprocess.Popen(
             command,
@@ -90,7 +91,7 @@ def test_the_official_client_raises_its_own_errors(process: Process) -> None:
     client = process.client
     assert [model.id for model in client.models.list()] == ["demo"]
     with pytest.raises(openai.BadRequestError, match="the context 128"):
-        client.completions.create(model="demo", prompt="apples " * 400)
+        client.completions.create(model="demo", prompt="apples " * 200)
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.completions.create(model="gpt-5", prompt="a")
     with pytest.raises(openai.AuthenticationError):
@@ -116,6 +117,26 @@ def test_a_signal_lets_an_answer_end_and_then_the_process(model: Path) -> None:
     rest = list(stream)
     assert rest[-1].choices[0].finish_reason is not None, first
     assert running.process.wait(WAIT_S) == -signal.SIGTERM
+
+
+def test_answers_that_the_end_cuts_are_told_so_in_a_stream_and_in_the_queue(model: Path) -> None:
+    running = Process(model, model.parent / "cache", grace_s=0)
+    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 110, "n": 128, "extra_body": {"ignore_eos": True}}
+    stream = running.client.completions.create(**asked, stream=True)
+    next(iter(stream))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(running.client.completions.create, **asked)
+        deadline_s = time.monotonic() + WAIT_S
+        while "num_requests_waiting 1.0" not in httpx.get(f"{running.facts['url']}/metrics").text:
+            assert time.monotonic() < deadline_s
+        running.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="shutting down") as cut:
+            waiting.result()
+    assert cut.value.status_code == 503
+    assert running.process.wait(WAIT_S) == -signal.SIGTERM
+    assert "Traceback" not in (model.parent / "stderr.txt").read_text()
 
 
 def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:
@@ -180,6 +201,12 @@ def test_a_server_that_is_ready_tells_its_addresses(cli: Cli, model: Path, monke
     code, _, told = cli("serve", model, "--port", "0", "--ctx-size", "128", "--served-model-name", "demo")
     assert code == 0
     assert re.search(r"demo is served at (http://127\.0\.0\.1:\d+)/v1; its live page is \1/$", told, re.MULTILINE)
+
+
+def test_a_host_that_is_no_name_is_one_sentence(cli: Cli, model: Path) -> None:
+    code, _, told = cli("serve", model, "--host", "a" * 70 + ".b", "--port", "0")
+    assert code == 2
+    assert "choose another --host or --port" in told
 
 
 def test_a_load_that_fails_ends_the_server_with_its_sentence(cli: Cli, model: Path) -> None:

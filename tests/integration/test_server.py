@@ -116,6 +116,23 @@ def test_tokenize_and_detokenize_are_the_tokenizers(client: Client, served_engin
     assert conversation == served_engine.tokenizer.encode_chat(CHAT)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["short", "a" * 10_000]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 10_000}]}),
+        ("/tokenize", {"prompt": "a" * 10_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 10_000}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_the_context_is_refused_by_its_characters(
+    client: Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = client.post(path, model=MODEL, **body)
+    assert answer.status_code == 400
+    assert "characters, which cannot be 128 tokens or fewer" in answer.json()["error"]["message"]
+
+
 def test_models_health_and_version_answer(client: Client) -> None:
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
     assert client.get(f"/v1/models/{MODEL}").json()["max_model_len"] == 128
@@ -126,7 +143,8 @@ def test_models_health_and_version_answer(client: Client) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"prompt": "apples " * 400}, 400, "the context 128"),
+        ({"prompt": "apples " * 200}, 400, "the context 128"),
+        ({"prompt": "apples " * 400}, 400, "2800 characters, which cannot be 128 tokens"),
         ({"prompt": ""}, 400, "The prompt is empty"),
         ({"prompt": []}, 400, "The prompt is empty"),
         ({"prompt": [5, 10**6]}, 400, "is not in the vocabulary"),

@@ -137,7 +137,8 @@ def test_text_and_calls_of_several_choices_do_not_mix(engine: Engine) -> None:
     assert written is not None
 
     def reader() -> AnswerReader:
-        return AnswerReader(tokenizer.response_parser(written.template, prefix=written.prefix, tools=TOOLS))
+        parser = tokenizer.response_parser(written.template, prefix=written.prefix, tools=TOOLS)
+        return AnswerReader(parser, names=["add"])
 
     style = ChatStyle(tokenizer, reader, has_logprobs=False)
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

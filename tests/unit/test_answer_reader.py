@@ -39,7 +39,7 @@ def reader_of(
     written = format_of(tokenizer, tokenizer.encode(prompt), has_tools=bool(tools))
     assert written is not None
     parser = tokenizer.response_parser(written.template, prefix=written.prefix, tools=tools)
-    return AnswerReader(parser, is_one_call=is_one_call)
+    return AnswerReader(parser, names=[tool["function"]["name"] for tool in tools], is_one_call=is_one_call)
 
 
 def read(reader: AnswerReader, *pieces: str) -> AnswerPart:
@@ -92,11 +92,31 @@ def test_reasoning_that_was_cut_off_is_reasoning() -> None:
     assert read(reader_of(QWEN), "<think>so it") == AnswerPart(reasoning="so it")
 
 
-@pytest.mark.parametrize("broken", ['{"name": "add", "argum', "not json", "[1, 2]", '{"arguments": {}}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *('{"name": "add", "argum', "not json", "[1, 2]", '{"arguments": {}}'),
+        *('{"name": "sub", "arguments": {}}', '{"name": ["add"], "arguments": {}}'),
+        *('{"name": "add", "parameters": {"a": 1}}', '{"name": "add", "arguments": {"a": NaN}}'),
+    ],
+)
 def test_a_call_that_is_none_becomes_content(broken: str) -> None:
     part = read(reader_of(QWEN), "Well", f"<tool_call>\n{broken}", "\n</tool_call>", " end")
     assert part.calls == []
     assert part.content == f"Well{broken} end"
+
+
+def test_a_marker_that_closes_nothing_is_left_out_wherever_it_is_cut() -> None:
+    text = 'a</think>b<tool_call>\n{"name": "add", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
+    for size in (1, 2, 3, 7, len(text)):
+        part = read(reader_of(QWEN), *(text[begin : begin + size] for begin in range(0, len(text), size)))
+        assert (part.reasoning, part.calls) == ("", [])
+        assert part.content.split() == ['ab{"name":', '"add",', '"arguments":', '{"a":', '""}}'], size
+
+
+def test_half_a_character_in_arguments_is_written_as_json_writes_it() -> None:
+    (call,) = read(reader_of(QWEN), CALL.replace("1", '"\\ud800é"')).calls
+    assert call["function"]["arguments"] == '{"a": "\\ud800é"}'
 
 
 def test_only_the_first_call_counts_where_one_is_asked_for() -> None:

@@ -26,7 +26,7 @@ class FakeEngine:
         self.closed: list[str] = []
         self.thread: int | None = None
 
-    def generate(self, name: str, num_rounds: int, error: Exception | None = None) -> Iterator[str]:
+    def generate(self, name: str, num_rounds: int, error: BaseException | None = None) -> Iterator[str]:
         try:
             for number in range(num_rounds):
                 assert self.gate.acquire(timeout=WAIT_S)
@@ -55,7 +55,7 @@ class Inbox:
         return items
 
 
-def work(name: str, *num_rounds: int, error: Exception | None = None) -> list[Turn[FakeEngine]]:
+def work(name: str, *num_rounds: int, error: BaseException | None = None) -> list[Turn[FakeEngine]]:
     """A turn of each of `num_rounds`; the last one ends with `error`."""
     errors = [None] * (len(num_rounds) - 1) + [error]
     return [lambda engine, n=n, e=e: engine.generate(name, n, e) for n, e in zip(num_rounds, errors, strict=True)]
@@ -196,11 +196,15 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(worker: EngineWorker[F
     worker.submit(work("d", 1), Inbox().put)  # in the place of the one that left
 
 
+class Panic(BaseException):
+    """What a library written in Rust raises where it is at its wits' end."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a kernel failed"), Panic("index out of bounds")])
 def test_a_fault_fails_its_own_ticket_and_the_next_one_is_served(
-    worker: EngineWorker[FakeEngine], engine: FakeEngine
+    worker: EngineWorker[FakeEngine], engine: FakeEngine, fault: BaseException
 ) -> None:
     first, second = Inbox(), Inbox()
-    fault = RuntimeError("a kernel failed")
     worker.submit(work("a", 1, error=fault), first.put)
     worker.submit(work("b", 1), second.put)
     engine.gate.release(2)
@@ -244,8 +248,8 @@ def test_nothing_is_taken_before_the_engine_is_loaded(engine: FakeEngine) -> Non
     worker.close()
 
 
-def test_a_load_that_fails_is_kept_and_everything_is_refused() -> None:
-    error = StorageError("the disk is gone")
+@pytest.mark.parametrize("error", [StorageError("the disk is gone"), Panic("index out of bounds")])
+def test_a_load_that_fails_is_kept_and_everything_is_refused(error: BaseException) -> None:
 
     def load() -> AbstractContextManager[FakeEngine]:
         raise error

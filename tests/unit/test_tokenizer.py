@@ -41,3 +41,29 @@ def test_messages_that_the_template_refuses_are_a_usage_error_with_its_reason() 
     strict.chat_template = "{{ raise_exception('Roles must alternate') }}"
     with pytest.raises(UsageError, match="Roles must alternate"):
         Tokenizer(strict).encode_chat([{"role": "user", "content": "hi"}])
+
+
+class UnreadTokenizer:
+    """Knows its vocabulary, and fails where a text is to be read."""
+
+    chat_template = "{{ messages }}"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "four": 1}
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        return str(messages[0]["content"])
+
+
+def test_a_text_that_cannot_be_so_few_tokens_is_refused_unread() -> None:
+    tokenizer = Tokenizer(UnreadTokenizer())
+    with pytest.raises(PromptError, match="13 characters, which cannot be 3 tokens or fewer"):
+        tokenizer.encode("x" * 13, most_tok=3)
+    with pytest.raises(PromptError, match="13 characters"):
+        tokenizer.encode_chat([{"role": "user", "content": "x" * 13}], most_tok=3)
+
+
+def test_a_text_of_the_longest_tokens_is_read_up_to_the_last(tokenizer: Tokenizer) -> None:
+    longest = tokenizer.decode(tokenizer.encode("hello"), skip_special_tokens=True)
+    most_tok = len(tokenizer.encode(longest))
+    assert tokenizer.encode(longest, most_tok=most_tok) == tokenizer.encode(longest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,17 @@ class Tokenizer:
         """Whether the checkpoint says how a conversation becomes a prompt."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of a plain prompt, with the special tokens the model was trained with unless told otherwise."""
-        return self._encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True, most_tok: int | None = None) -> list[int]:
+        """Tokens of a plain prompt, with the special tokens the model was trained with unless told otherwise.
+
+        most_tok: a text that is surely longer is refused unread, by its characters: reading it would take long.
+        """
+        return self._encode(text, add_special_tokens=add_special_tokens, most_tok=most_tok)
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters than the longest one is written with."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def chat_template(self) -> str:
@@ -76,11 +85,16 @@ class Tokenizer:
         return self._tokenizer.get_response_parser(dict(template), prefix=prefix, tools=list(tools))
 
     def encode_chat(
-        self, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = (), **variables: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        most_tok: int | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer.
 
-        variables: those that this model's template knows beside messages and tools.
+        most_tok: as for `encode`. variables: those that this model's template knows beside messages and tools.
         """
         if not self.has_chat_template:
             raise UsageError("This model has no chat template; use a plain prompt instead, with `moespeq run`.")
@@ -91,9 +105,14 @@ class Tokenizer:
             )
         except Exception as error:  # A template is a program: it may raise anything about the messages.
             raise UsageError(f"The chat template refuses these messages ({one_line(error)}); change them.") from error
-        return self._encode(text, add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False, most_tok=most_tok)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool, most_tok: int | None) -> list[int]:
+        if most_tok is not None and len(text) > most_tok * self.longest_token_chars:
+            raise PromptError(
+                f"The prompt has {len(text)} characters, which cannot be {most_tok} tokens or fewer, as many as the "
+                "context holds; shorten it."
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:  # bytes of a command line or file that were not UTF-8

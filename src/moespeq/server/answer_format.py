@@ -43,6 +43,18 @@ _TAGGED_CALL = {
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
     "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
 }
+_ENDS = {"thinking": THINK_END, "tool_calls": CALL_END}
+_NOTHING = "(?=)"
+
+
+def _strays(markers: Sequence[str]) -> dict[str, Any]:
+    """A region without text for a marker that closes what nothing opened."""
+    return {
+        "open_pattern": rf"(?:{'|'.join(markers)})\s*",
+        "close_pattern": _NOTHING,
+        "repeats": True,
+        "content": "text",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ def format_of(tokenizer: Tokenizer, prompt: Sequence[int], *, has_tools: bool) -
         raise UsageError("This model calls tools in a format that is not known here; add a response_template to it.")
     if len(fields) == 1:
         return None
+    fields["strays"] = _strays([end for name, end in _ENDS.items() if name in fields])
     is_inside = "thinking" in fields and text.rstrip().endswith(THINK)
     return AnswerFormat(
         {"start_anchor": _ANCHOR, "fields": fields},

@@ -1,14 +1,14 @@
 """An answer as it grows, split into content, reasoning and calls. What may still be a marker is held, never sent.
 
-A call is given when it is complete. One that is no call after all, cut off or malformed, becomes content, markers lost:
-the client sees what the model said, and no part of it twice.
+A call is given when it is complete. One that is no call after all (cut off, malformed, or of no function that is known)
+becomes content, markers lost: the client sees what the model said, and no part of it twice.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,15 @@ class AnswerPart:
 
 
 class AnswerReader:
-    """One answer's. `push` its text piece by piece, then `end`. parser: None where all is content."""
+    """One answer's. `push` its text piece by piece, then `end`.
 
-    def __init__(self, parser: ResponseParser | None, *, is_one_call: bool = False) -> None:
-        self._parser, self._is_one_call = parser, is_one_call
+    parser: None where all is content; names: of the functions that may be called.
+    """
+
+    def __init__(
+        self, parser: ResponseParser | None, *, names: Collection[str] = (), is_one_call: bool = False
+    ) -> None:
+        self._parser, self._names, self._is_one_call = parser, tuple(names), is_one_call
         self._held = ""  # of the call that is open
         self.num_calls = 0
 
@@ -74,15 +79,30 @@ class AnswerReader:
         return part
 
     def _close(self, value: Any, part: AnswerPart) -> None:
-        called = value.get("function") if isinstance(value, dict) else None
+        called: Any = value.get("function") if isinstance(value, dict) else None
         held, self._held = self._held, ""
-        if not isinstance(called, dict) or not isinstance(called.get("name"), str):
+        arguments = _arguments(called) if self._is_known(called) else None
+        if arguments is None:
             part.content += held
             return
         if self._is_one_call and self.num_calls:
             return
-        arguments = called.get("arguments", {})
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        function = {"name": called["name"], "arguments": written}
+        function = {"name": called["name"], "arguments": arguments}
         part.calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         self.num_calls += 1
+
+    def _is_known(self, called: Any) -> bool:
+        """Whether it is a call, of one of the functions there are."""
+        return isinstance(called, dict) and called.get("name") in self._names
+
+
+def _arguments(called: dict[str, Any]) -> str | None:
+    """As JSON; None where the call says something else instead, or what JSON cannot hold."""
+    if "arguments" not in called and called.keys() != {"name"}:
+        return None
+    arguments = called.get("arguments", {})
+    try:
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
+    return text.encode(errors="backslashreplace").decode()  # half a character, as JSON writes it

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moespeq import __version__
 from moespeq.server.body_limit import BodyLimit
+from moespeq.server.ending import CutOff
 from moespeq.server.failures import add_error_handlers
 from moespeq.server.page_routes import page_routes
 from moespeq.server.routes import model_routes, state_routes
@@ -41,4 +42,5 @@ def create_app(service: Service, *, cors_origins: Sequence[str] = ()) -> FastAPI
     app.add_middleware(BodyLimit)
     if cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(CutOff)
     return app

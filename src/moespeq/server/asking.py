@@ -18,7 +18,7 @@ from moespeq.server.service import Service
 from moespeq.server.styles import CompletionStyle, Style
 from moespeq.server.wording import in_api_words
 
-__all__ = ["Asked", "ask_completion", "checked_prompt", "sampling_of"]
+__all__ = ["Asked", "ask_completion", "check_form_may_end", "checked_prompt", "sampling_of"]
 
 _API_NAMES = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")},
@@ -46,6 +46,8 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
     sampling = None if request.echo and max_tokens == 0 else sampling_of(engine, request, max_tokens)
     wanted = request.response_format
     grammar = None if wanted is None or wanted.type == "text" else service.grammars.compile(wanted)
+    if grammar is not None:
+        check_form_may_end(request)
     texts = [_text(engine, prompt) for prompt in given] if request.echo else []
     task = GenerationTask(prompts, sampling, request.n, echo=request.echo, num_top=request.logprobs, grammar=grammar)
     style = CompletionStyle(
@@ -56,6 +58,13 @@ def ask_completion(service: Service, request: CompletionRequest) -> Asked:
         has_logprobs=request.logprobs is not None,
     )
     return Asked(task, style)
+
+
+def check_form_may_end(request: GenerationRequest) -> None:
+    """Raise UsageError for what forbids the end of an answer where its form wants it."""
+    if request.ignore_eos or request.min_tokens:
+        name = "ignore_eos" if request.ignore_eos else "min_tokens"
+        raise UsageError(f"An answer of a given form ends where the form does, so {name} cannot hold; leave it out.")
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
@@ -71,6 +80,13 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
     return [one for one in prompt if not isinstance(one, int)]
 
 
+def _ids(engine: Engine, prompt: str | list[int]) -> str | list[int]:
+    """A text's tokens; an empty one is the engine's to refuse."""
+    if isinstance(prompt, str) and prompt:
+        return engine.tokenizer.encode(prompt, most_tok=engine.plan.context_tok)
+    return prompt
+
+
 def _text(engine: Engine, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt, skip_special_tokens=False)
 
@@ -78,7 +94,7 @@ def _text(engine: Engine, prompt: str | list[int]) -> str:
 def checked_prompt(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:
     """The tokens of `prompt`. Raises PromptError where the engine would refuse them."""
     try:
-        return tuple(engine.encode(prompt))
+        return tuple(engine.encode(_ids(engine, prompt)))
     except PromptLengthError as error:
         raise PromptError(
             f"The prompt has {error.prompt_tok} tokens and the context {error.context_tok}, one of which the answer "

@@ -16,25 +16,26 @@ from moespeq.errors import UsageError
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.server.answer_format import AnswerFormat, format_of
 from moespeq.server.answer_reader import AnswerReader
-from moespeq.server.asking import Asked, checked_prompt, sampling_of
+from moespeq.server.asking import Asked, check_form_may_end, checked_prompt, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
+from moespeq.server.protocol import ResponseFormat
 from moespeq.server.service import Service
 from moespeq.server.styles import ChatStyle
 
 __all__ = ["ask_chat", "chat_tokens"]
 
 
-def chat_tokens(
-    tokenizer: Tokenizer, messages: list[Message], tools: list[Tool], variables: dict[str, Any]
-) -> list[int]:
-    """The prompt of a conversation. Raises UsageError for what the template refuses, and where there is none."""
-    if not tokenizer.has_chat_template:
+def chat_tokens(engine: Engine, messages: list[Message], tools: list[Tool], variables: dict[str, Any]) -> list[int]:
+    """The prompt of a conversation. Raises UsageError for what the template refuses, where there is none, and where
+    the context cannot hold it.
+    """
+    if not engine.tokenizer.has_chat_template:
         raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
-    given = [message.for_template() for message in messages]
-    return tokenizer.encode_chat(given, tools=[tool.for_template() for tool in tools], **variables)
+    given, known = [message.for_template() for message in messages], [tool.for_template() for tool in tools]
+    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, **variables)
 
 
 def ask_chat(service: Service, request: ChatRequest) -> Asked:
@@ -42,12 +43,14 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     engine, tools = service.worker.engine, request.usable_tools
     if request.top_logprobs is not None and not request.logprobs:
         raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
-    tokens = chat_tokens(engine.tokenizer, request.messages, tools, request.chat_template_kwargs)
+    tokens = chat_tokens(engine, request.messages, tools, request.chat_template_kwargs)
     prompt = checked_prompt(engine, tokens)
     written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
     limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)), limit_name=limit_name)
     grammar = _grammar(service, request, tools, written)
+    if request.must_call or _wanted(request):
+        check_form_may_end(request)
     is_read = written is not None and (grammar is None or bool(tools))  # else JSON is all there is
     task = GenerationTask(
         (prompt,),
@@ -69,10 +72,14 @@ def _most_tokens(engine: Engine, request: ChatRequest, prompt_tok: int) -> int |
     return most
 
 
+def _wanted(request: ChatRequest) -> ResponseFormat | None:
+    """The form of what is no call, where it has one."""
+    given = request.response_format
+    return None if given is None or given.type == "text" else given
+
+
 def _grammar(service: Service, request: ChatRequest, tools: list[Tool], written: AnswerFormat | None) -> Grammar | None:
-    wanted = (
-        None if request.response_format is None or request.response_format.type == "text" else request.response_format
-    )
+    wanted = _wanted(request)
     is_one_call = request.parallel_tool_calls is False
     strict = [tool for tool in tools if tool.function.strict]
     if not tools or not (request.must_call or wanted or strict):
@@ -100,7 +107,8 @@ def _reader(
 
     def reader() -> AnswerReader:
         parser = tokenizer.response_parser(written.template, prefix=written.prefix, tools=given)
-        return AnswerReader(parser, is_one_call=request.parallel_tool_calls is False)
+        names = [tool.function.name for tool in tools]
+        return AnswerReader(parser, names=names, is_one_call=request.parallel_tool_calls is False)
 
     return reader
 

@@ -14,6 +14,7 @@ from llguidance import StructTag
 
 from moespeq.server.answer_format import CALL, CALL_END, THINK_END, AnswerFormat
 from moespeq.server.chat_protocol import Tool
+from moespeq.server.schemas import enforceable
 
 __all__ = ["calls_between_text", "calls_or_json", "only_calls"]
 
@@ -25,9 +26,7 @@ def only_calls(written: AnswerFormat, tools: Sequence[Tool], *, is_one_call: boo
     return f"{_start(written)} calls\n{_calls(written, tools, is_one_call)}"
 
 
-def calls_or_json(
-    written: AnswerFormat, tools: Sequence[Tool], schema: dict[str, Any] | bool, *, is_one_call: bool
-) -> str:
+def calls_or_json(written: AnswerFormat, tools: Sequence[Tool], schema: dict[str, Any], *, is_one_call: bool) -> str:
     """Either calls, or JSON that `schema` admits."""
     answer = f"answer: %json {json.dumps(_compact(schema))}\n"
     return f"{_start(written)} (calls | answer)\n{answer}{_calls(written, tools, is_one_call)}"
@@ -61,12 +60,12 @@ def _front(tool: Tool) -> str:
 
 
 def _parameters(tool: Tool) -> str:
-    return json.dumps(_compact(tool.function.parameters))
+    return json.dumps(_compact(enforceable(tool.function.parameters)))
 
 
-def _compact(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+def _compact(schema: dict[str, Any]) -> dict[str, Any]:
     """A weak model would write free spaces without end."""
-    return schema | _SPACES if isinstance(schema, dict) else schema
+    return schema | _SPACES
 
 
 def _quoted(text: str) -> str:

@@ -20,6 +20,7 @@ _OURS = (
     "add_generation_prompt",
     "continue_final_message",
     "chat_template",
+    "most_tok",
 )
 
 

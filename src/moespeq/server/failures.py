@@ -20,6 +20,7 @@ __all__ = [
     "FieldError",
     "UnknownModelError",
     "add_error_handlers",
+    "error_answer",
     "error_body",
     "explained",
 ]
@@ -75,7 +76,7 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, _body(_OUR_BUG, "server_error", "internal_error")
 
 
-def explained(error: Exception) -> MoespeqError:
+def explained(error: BaseException) -> MoespeqError:
     """`error` as a client may see it; what no sentence was written for goes to the log, with its traceback."""
     if isinstance(error, MoespeqError):
         return error
@@ -85,13 +86,14 @@ def explained(error: Exception) -> MoespeqError:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let every failure of `app` leave in one form."""
-    app.add_exception_handler(MoespeqError, _answer)
-    app.add_exception_handler(Exception, _answer)
+    app.add_exception_handler(MoespeqError, error_answer)
+    app.add_exception_handler(Exception, error_answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
 
 
-async def _answer(_: Request, error: Exception) -> JSONResponse:
+async def error_answer(_: Request, error: Exception) -> JSONResponse:
+    """What a client gets instead of an answer."""
     status, body = error_body(error)
     headers = {}
     if isinstance(error, UnavailableError):
@@ -126,4 +128,9 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _sendable(message), "type": kind, "param": param and _sendable(param), "code": code}}
+
+
+def _sendable(text: str) -> str:
+    """Half a character, which a client can write in JSON, is shown as it was written: no text can hold it."""
+    return text.encode(errors="backslashreplace").decode()

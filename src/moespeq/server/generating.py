@@ -86,7 +86,9 @@ class GenerationTask:
     ) -> Generator[Event, None, None]:
         try:
             yield from self._answer(echo, index, metrics, clock, arrived_s, engine)
-        except Exception as error:
+        except GeneratorExit:  # the client left
+            raise
+        except BaseException as error:
             metrics.count_failure(error)
             raise
 

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from moespeq.errors import UsageError
 from moespeq.server.protocol import ResponseFormat
+from moespeq.server.schemas import enforceable
 
 __all__ = ["Grammar", "GrammarCompiler", "schema_of"]
 
 _ANY_OBJECT = {"type": "object"}
+_MOST_REASON_CHARS = 200
 _NO_FREE_SPACES = {"whitespace_flexible": False}  # a weak model would write them without end
 
 
@@ -36,8 +38,12 @@ class GrammarCompiler:
 
     def compile(self, wanted: ResponseFormat) -> Grammar:
         """JSON, not text. Raises UsageError for a schema that cannot be enforced."""
-        schema = schema_of(wanted)
-        return self._checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_NO_FREE_SPACES))
+        schema = json.dumps(schema_of(wanted))
+        try:
+            source = LLMatcher.grammar_from_json_schema(schema, defaults=_NO_FREE_SPACES)
+        except ValueError as error:  # nested too deep, or text that is no text
+            raise _not_enforced(str(error)) from error
+        return self._checked(source)
 
     def compile_lark(self, source: str) -> Grammar:
         """What llguidance's dialect of Lark says. Raises UsageError for a schema in it that cannot be enforced."""
@@ -45,17 +51,27 @@ class GrammarCompiler:
 
     def _checked(self, source: str) -> Grammar:
         if problem := LLMatcher.validate_grammar(source, self._tokenizer):
-            raise UsageError(f"The JSON schema cannot be enforced ({' '.join(problem.split())}); change it.")
+            raise _not_enforced(problem)
         return Grammar(self._tokenizer, source)
 
 
-def schema_of(wanted: ResponseFormat) -> dict[str, Any] | bool:
-    """The schema of JSON that is asked for. Raises UsageError where it is missing."""
+def _not_enforced(problem: str) -> UsageError:
+    return UsageError(f"The JSON schema cannot be enforced ({_reason(problem)}); change it.")
+
+
+def _reason(problem: str) -> str:
+    """The first line; llguidance tells the state of its parser behind it."""
+    first = next((line.strip() for line in problem.splitlines() if line.strip()), "no reason given")
+    return first[:_MOST_REASON_CHARS].rstrip(" .:;")
+
+
+def schema_of(wanted: ResponseFormat) -> dict[str, Any]:
+    """The schema of JSON that is asked for. Raises UsageError where it is missing, or admits nothing."""
     if wanted.type != "json_schema":
         return _ANY_OBJECT
     if wanted.json_schema is None:
         raise UsageError("response_format of type 'json_schema' needs a 'json_schema'; add one.")
-    return wanted.json_schema.json_schema
+    return enforceable(wanted.json_schema.json_schema)
 
 
 class Grammar:
@@ -95,4 +111,4 @@ class _GrammarProcessor:
         self._matcher.consume_tokens(tokens[common:])
         self._read = tokens
         if self._matcher.is_error():
-            raise UsageError(f"The JSON schema became too complex ({self._matcher.get_error()}); simplify it.")
+            raise UsageError(f"The JSON schema became too complex ({_reason(self._matcher.get_error())}); simplify it.")

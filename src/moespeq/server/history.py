@@ -103,7 +103,7 @@ class RoundHistory:
     def since(self, number: int) -> Glimpse:
         """The passes after `number`, as many as are kept, and how things stand. From any thread."""
         with self._lock:
-            wanted = max(0, self._number - number)
+            wanted = min(max(0, self._number - number), _MOST_PASSES)
             passes = list(islice(reversed(self._passes), wanted))
             spans = list(islice(reversed(self._spans), wanted))
             return Glimpse(passes[::-1], spans[::-1], self._experts, dict(self._totals))

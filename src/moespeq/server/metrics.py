@@ -105,7 +105,7 @@ class ServerMetrics:
         for match, count in result.stats.routes.to_json().items():
             self._routes.labels(match).inc(count)
 
-    def count_failure(self, error: Exception) -> None:
+    def count_failure(self, error: BaseException) -> None:
         """The engine failed a request, for want of memory or by a fault; a wrong request is its client's failure."""
         if not isinstance(error, UsageError):
             self._failed.labels("out_of_memory" if isinstance(error, BudgetError) else "engine_fault").inc()

@@ -107,9 +107,11 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
-    tokenizer = service.worker.engine.tokenizer
+    engine = service.worker.engine
     if (body.prompt is None) == (body.messages is None):
         raise UsageError("Give either a 'prompt' or 'messages' to tokenize.")
     if body.messages is not None:
-        return chat_tokens(tokenizer, body.messages, body.tools or [], body.chat_template_kwargs)
-    return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return chat_tokens(engine, body.messages, body.tools or [], body.chat_template_kwargs)
+    return engine.tokenizer.encode(
+        body.prompt or "", add_special_tokens=body.add_special_tokens, most_tok=engine.plan.context_tok
+    )

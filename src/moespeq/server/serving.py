@@ -9,6 +9,7 @@ from socket import socket
 import uvicorn
 
 from moespeq.server.app import create_app
+from moespeq.server.ending import EndingServer
 from moespeq.server.service import Service
 
 __all__ = ["HttpServer"]
@@ -23,13 +24,14 @@ class HttpServer:
         logging.getLogger("uvicorn.access").addFilter(_without_looks)
         logging.getLogger("uvicorn.error").addFilter(_without_the_start)
         self._service = service
-        self._server = uvicorn.Server(
+        self._server = EndingServer(
             uvicorn.Config(
                 create_app(service, cors_origins=cors_origins),
                 log_config=None,  # records go where the program's go
-                timeout_graceful_shutdown=grace_s,
                 server_header=False,
-            )
+            ),
+            service,
+            grace_s=grace_s,
         )
 
     def run(self, listening: socket) -> None:
@@ -53,4 +55,4 @@ def _without_looks(record: logging.LogRecord) -> bool:
 
 def _without_the_start(record: logging.LogRecord) -> bool:
     """Keeps out what reads as if the model were ready: the HTTP server runs while that is loaded."""
-    return not record.msg.startswith(_OF_THE_START)
+    return not str(record.msg).startswith(_OF_THE_START)

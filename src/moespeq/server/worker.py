@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from moespeq.errors import OverloadError, UnavailableError, UsageError
 from moespeq.ports import Clock
 
-__all__ = ["Ended", "EngineWorker", "Ticket", "Turn", "WorkerState"]
+__all__ = ["CLOSING", "Ended", "EngineWorker", "Ticket", "Turn", "WorkerState"]
 
 E = TypeVar("E")
 Turn = Callable[[E], Generator[Any, None, None]]
@@ -31,7 +31,7 @@ Turn = Callable[[E], Generator[Any, None, None]]
 
 _FAULTS_UNTIL_UNHEALTHY = 3  # in a row: one may be its request's
 _PATIENCE_S = (1, 60)  # the least and most that a client is told to wait
-_CLOSING = "The server is shutting down; send the request again when it is back."
+CLOSING = "The server is shutting down; send the request again when it is back."
 
 
 class WorkerState(Enum):
@@ -47,7 +47,7 @@ class WorkerState(Enum):
 class Ended:
     """The last that a ticket delivers; `error` is why it ended early."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class EngineWorker(Generic[E]):
         self._engine: E | None = None
         self._num_faults = 0
         self._mean_service_s = 0.0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     @property
     def state(self) -> WorkerState:
@@ -160,7 +160,7 @@ class EngineWorker(Generic[E]):
                 self._running.cancel()
             self._changed.notify()
         for ticket in dropped:
-            ticket.deliver(Ended(UnavailableError(_CLOSING, retry_after_s=self._patience_s())))
+            ticket.deliver(Ended(UnavailableError(CLOSING, retry_after_s=self._patience_s())))
         if self._state is not WorkerState.LOADING and self._thread.ident is not None:
             self._thread.join()
 
@@ -172,7 +172,7 @@ class EngineWorker(Generic[E]):
                 self._on_state(WorkerState.READY)
                 while (ticket := self._next()) is not None:
                     self._serve(engine, ticket)
-        except Exception as error:
+        except BaseException as error:
             self.failure, self._state = error, WorkerState.FAILED
         else:
             self._state = WorkerState.CLOSED
@@ -203,7 +203,7 @@ class EngineWorker(Generic[E]):
                         break
             following = None if ticket.is_cancelled else next(ticket.later, None)
             self._num_faults = 0
-        except Exception as raised:  # whatever it is, it is this request's and not the server's
+        except BaseException as raised:  # whatever it is, a library's panic too, it is this request's alone
             error = raised
             self._num_faults += not isinstance(raised, UsageError)
         ticket.served_s += self._clock.now_s() - begin_s
@@ -218,9 +218,9 @@ class EngineWorker(Generic[E]):
                 self._waiting.append(ticket)
             return not self._is_closing
 
-    def _end(self, ticket: Ticket[E], error: Exception | None) -> None:
+    def _end(self, ticket: Ticket[E], error: BaseException | None) -> None:
         if error is None and self._is_closing and ticket.is_cancelled:
-            error = UnavailableError(_CLOSING, retry_after_s=self._patience_s())
+            error = UnavailableError(CLOSING, retry_after_s=self._patience_s())
         mean_s, served_s = self._mean_service_s, ticket.served_s
         self._mean_service_s += (served_s - mean_s) / 4 if mean_s else served_s
         ticket.deliver(Ended(error))
@@ -232,5 +232,5 @@ class EngineWorker(Generic[E]):
 
     def _unavailable(self) -> UnavailableError:
         if self._is_closing or self._state is not WorkerState.LOADING:
-            return UnavailableError(_CLOSING, retry_after_s=self._patience_s())
+            return UnavailableError(CLOSING, retry_after_s=self._patience_s())
         return UnavailableError("The model is being loaded; /health says how far.", retry_after_s=5)
