@@ -136,7 +136,7 @@ def test_answers_that_the_end_cuts_are_told_so_in_a_stream_and_in_the_queue(mode
             waiting.result()
     assert cut.value.status_code == 503
     assert running.process.wait(WAIT_S) == -signal.SIGTERM
-    assert "Traceback" not in (model.parent / "stderr.txt").read_text()
+    assert "Traceback" not in running.stderr.read_text()
 
 
 def test_a_signal_ends_a_server_that_is_loading(model: Path) -> None:

@@ -140,7 +140,7 @@ def _read(
             content += piece
             if len(content) > _MOST_BYTES:
                 raise httpx.ReadError(f"an answer of more than {_MOST_BYTES} bytes")
-    return httpx.Response(answer.status_code, content=bytes(content))
+    return httpx.Response(answer.status_code, content=bytes(content), request=answer.request)
 
 
 _NOT_OURS = "What answers at {} is no moespeq server; check --server."
