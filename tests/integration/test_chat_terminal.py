@@ -39,6 +39,16 @@ class Terminal:
         before, _, self.shown = self.shown.partition(expected)
         return before
 
+    def press_until(self, key: bytes, expected: bytes) -> None:
+        """Press `key`, and again as long as nothing comes of it: the line editor does not see a signal between keys."""
+        self.type(key)
+        while expected not in self.shown:
+            if select.select([self._descriptor], [], [], 5.0)[0]:
+                self.shown += self._read()
+            else:
+                self.type(key)
+        self.wait_for(expected)
+
     def wait_for_more(self) -> None:
         """Until anything is shown."""
         while not self.shown:
@@ -74,8 +84,9 @@ def test_interrupts_end_an_answer_and_the_end_of_input_ends_the_chat(tmp_path: P
     terminal.wait_for(b"(interrupted after ")
     terminal.wait_for(b"what was said is kept)")
     terminal.wait_for(b"> ")
-    terminal.type(b"half a line" + CTRL_C)
-    terminal.wait_for(b"/exit or Ctrl-D ends the chat.")
+    terminal.type(b"half a line")
+    terminal.wait_for(b"half a line")
+    terminal.press_until(CTRL_C, b"/exit or Ctrl-D ends the chat.")
     terminal.wait_for(b"> ")
     terminal.type(b"/stats\n")
     terminal.wait_for(b"all answers  1: ")

@@ -51,7 +51,7 @@ def test_a_bar_that_nothing_updates_is_never_drawn(terminal: Console) -> None:
 
 
 def test_silence_leaves_no_bar_no_note_and_no_text_beside_json(terminal: Console) -> None:
-    console.silence()
+    console.set_quiet(True)
     terminal.print("a note")
     with console.progress_bar() as bar:
         bar.update(1, 2, "loading")
@@ -111,3 +111,11 @@ def test_an_unknown_level_or_format_is_refused_before_anything_runs(option: str,
     given: dict[str, Any] = {"quiet": False, "log_level": None, "log_format": "text", option: value}
     with pytest.raises(UsageError, match=f"'{value}' is unknown; use"):
         ran(**given)
+
+
+def test_one_quiet_command_leaves_the_next_one_its_words() -> None:
+    told: list[bool] = []
+    command = with_reporting(lambda: told.append(console.err.quiet), usual_level="warning", has_torch=False)
+    for quiet in (True, False):
+        command(quiet=quiet, log_level=None, log_format="text")
+    assert told == [True, False]

@@ -41,7 +41,7 @@ __all__ = [
     "progress_bar",
     "replies",
     "resumable",
-    "silence",
+    "set_quiet",
     "start_torch",
     "text_stream",
 ]
@@ -56,9 +56,9 @@ for console in (out, err, replies):
     console.soft_wrap = not console.is_terminal  # a terminal breaks lines between words, a file keeps them whole
 
 
-def silence() -> None:
-    """From now on `err` prints nothing, and draws no bar."""
-    err.quiet = True
+def set_quiet(is_quiet: bool) -> None:
+    """Whether `err` prints nothing and draws no bar from now on."""
+    err.quiet = is_quiet
 
 
 _UNBOUNDED_CHARS = 10_000  # no line of ours is as long

@@ -79,10 +79,9 @@ def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch:
 
 
 def _prepare_console(*, quiet: bool, has_torch: bool) -> None:
-    from moespeq.cli.console import silence, start_torch
+    from moespeq.cli.console import set_quiet, start_torch
 
-    if quiet:
-        silence()
+    set_quiet(quiet)
     if has_torch:
         start_torch()
 
