@@ -28,9 +28,9 @@ from fastapi.responses import Response
 
 from moespeq.server.answer_reader import AnswerReader
 from moespeq.server.generating import ChoiceEnd, ChoicePiece, GenerationTask
+from moespeq.server.listening import listen
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.service import Service
-from moespeq.server.serving import listen
 from moespeq.server.styles import ChatStyle
 from moespeq.server.worker import EngineWorker, WorkerState
 from moespeq.transfer.clock import MonotonicClock

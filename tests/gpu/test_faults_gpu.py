@@ -19,7 +19,7 @@ import torch
 import moespeq
 from engines import open_tight
 from fake_driver import FakeDriver
-from moespeq.decode import assembly, tier_cuda
+from moespeq.decode import planning, tier_cuda
 from moespeq.decode.engine import Engine
 from moespeq.demo.assets import MODEL_FOLDER
 from moespeq.errors import BudgetError, StorageError, UsageError
@@ -189,7 +189,8 @@ def test_a_device_that_cannot_be_used_is_refused_before_anything_is_loaded(
     store: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], sentence: str
 ) -> None:
     before_bytes = allocated_bytes()
-    monkeypatch.setattr(assembly, "require_gpu", partial(require_gpu, FakeDriver(**answers)))
+    for asking in (planning, tier_cuda):
+        monkeypatch.setattr(asking, "require_gpu", partial(require_gpu, FakeDriver(**answers)))
     with pytest.raises(UsageError, match=sentence):
         moespeq.load(store, device="cuda")
     assert allocated_bytes() <= before_bytes

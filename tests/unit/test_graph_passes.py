@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -115,6 +117,25 @@ def test_a_rewritten_row_forgets_what_was_there() -> None:
     assert torch.equal(
         twice(ids, places, places, 8, own_experts(model)), once(ids, places, places, 8, own_experts(model))
     )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_forward_lets_go_of_the_experts_it_was_given(fails: bool) -> None:
+    """They hold the runner that holds the forward: an engine's memory must not wait for the garbage collector."""
+    model, places = random_model("qwen3_moe"), torch.arange(6)
+    forward = Forward(on_operators(model), StaticPass(KVStorage(LENGTH)), columns=None)
+    compute = own_experts(model)
+
+    def experts(*args: Any) -> Tensor:
+        if fails:
+            raise RuntimeError("a record did not arrive")
+        return compute(*args)
+
+    left = weakref.ref(experts)
+    with suppress(RuntimeError):
+        forward(places, places, places, 8, experts)
+    del experts
+    assert left() is None
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 2), (6, 6), (4, 1)])

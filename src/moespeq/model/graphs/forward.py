@@ -44,14 +44,17 @@ class Forward:
         masks = self._masks.build(places, self._columns or bucket)
         causal = () if end is None else self._masks.hide_only_what_follows(masks, end)
         self._pass.begin(written, bucket, experts, causal_masks=causal, end=end)
-        with torch.inference_mode(), running(self._pass):
-            output = self._model(
-                input_ids=ids[None],
-                position_ids=places[None],
-                attention_mask=masks,
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=num_logits,
-            )
+        try:
+            with torch.inference_mode(), running(self._pass):
+                output = self._model(
+                    input_ids=ids[None],
+                    position_ids=places[None],
+                    attention_mask=masks,
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    logits_to_keep=num_logits,
+                )
+        finally:
+            self._pass.end()
         logits: Tensor = output.logits[0]
         return logits

@@ -31,10 +31,11 @@ LayerExperts = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class StaticPass:
-    """A RunningPass: `begin` sets up one forward."""
+    """A RunningPass: `begin` sets up one forward, `end` forgets what it was given."""
 
     def __init__(self, storage: KVStorage) -> None:
         self._storage = storage
+        self._experts: LayerExperts | None = None
 
     def begin(
         self,
@@ -53,6 +54,10 @@ class StaticPass:
         self._causal_masks = {mask.data_ptr() for mask in causal_masks}
         self._num_attended = self._num_experts = 0
         self._tall_masks: dict[int, Tensor] = {}
+
+    def end(self) -> None:
+        """Let go of the experts: they hold whoever runs the pass, and a circle would keep the device's memory."""
+        self._experts = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
         """Keep the rows' keys and values, and attend; `mask` may have more columns than the bucket."""
@@ -76,6 +81,7 @@ class StaticPass:
     def experts(self, hidden: Tensor, routes: Tensor, weights: Tensor) -> Tensor:
         """The next MoE layer's experts."""
         layer, self._num_experts = self._num_experts, self._num_experts + 1
+        assert self._experts is not None, "no forward has begun"
         return self._experts(layer, hidden, routes, weights)
 
     def _tall_mask(self, mask: Tensor, groups: int) -> Tensor:
