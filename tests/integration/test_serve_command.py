@@ -158,6 +158,14 @@ def test_a_host_that_no_name_server_could_know_is_one_sentence() -> None:
         listen(f"{'a' * 70}.b", 0)
 
 
+def test_a_connection_sends_each_piece_at_once() -> None:
+    """A piece that waits for the acknowledgement of the one before is 40 ms late where a client delays those."""
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_address_of_ipv6_is_listened_on() -> None:
     with listen("::1", 0) as listening:
         assert listening.getsockname()[0] == "::1"
