@@ -91,7 +91,7 @@ def _fitting_store(
 
 
 def _no_full_round(context_tok: int, k: int) -> str:
-    return f"{context_tok} tokens of context leave no round of {k} drafts; lower the rows."
+    return f"{context_tok} tokens of context leave no round of {k} drafts; take fewer rows or a larger context."
 
 
 def choose_device(name: str) -> str:

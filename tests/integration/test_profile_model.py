@@ -134,6 +134,8 @@ def test_a_profile_of_another_device_is_replaced_and_one_of_another_version_too(
         (("--device", "tpu"), "Unknown device 'tpu'"),
         (("--device", "cuda"), "--device cpu"),
         (("--rows", "17"), "give MODEL too"),
+        (("--ctx-size", "128"), "give MODEL too"),
+        (("MODEL", "--rows", "17", "--ctx-size", "40"), "40 tokens of context leave no round of 16 drafts"),
         (("MODEL", "--rows", "18"), "rows must be one of 1, 17, 33, 65, got 18"),
         (("MODEL", "--rows", "1"), "One row never drafts"),
         (("MODEL", "--device-memory", "lots"), "'lots' is not a size"),
@@ -165,7 +167,7 @@ def test_a_context_too_short_for_a_round_is_refused_before_anything_is_measured(
     monkeypatch.setattr(profiling, "_PROMPT", range(3, 500))
     code, _, said = profile(tiny_store)
     assert (code, measured) == (2, [])
-    assert "512 tokens of context leave no round of 16 drafts; lower the rows" in said
+    assert "512 tokens of context leave no round of 16 drafts; take fewer rows or a larger context" in said
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])

@@ -27,6 +27,7 @@ def command(
         list[int] | None, typer.Option("--rows", help="A row bucket to time verify with; may be given again.")
     ] = None,
     device_memory: options.DeviceMemory = None,
+    ctx_size: options.CtxSize = None,
     json: options.Json = False,
 ) -> None:
     """Measure this machine, and a model on it, for the planner.
@@ -45,8 +46,8 @@ def command(
     from moespeq.plan.profile import MachineProfile, default_profile_path, require_writable
     from moespeq.profiling import choose_device, device_name, profile_machine
 
-    if model is None and (rows or device_memory is not None):
-        raise UsageError("--rows and --device-memory are those of a model that is timed; give MODEL too.")
+    if model is None and (rows or device_memory is not None or ctx_size is not None):
+        raise UsageError("--rows, --device-memory and --ctx-size are those of a model that is timed; give MODEL too.")
     chosen, path = choose_device(device), out if out is not None else default_profile_path()
     if out is not None:
         note_new_folder(out)
@@ -62,6 +63,7 @@ def command(
             say=lambda line: err.print(f"measuring {line}", style="dim"),
             progress=bar,
             device_memory=device_memory,
+            ctx_size=ctx_size,
         )
     profile = measured if earlier is None else measured.with_models_of(earlier)
     profile.save(path)
