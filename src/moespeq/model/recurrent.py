@@ -4,14 +4,15 @@ Such a mixer takes another kernel for one row than for several, whose bits diffe
 rejected rows would stay in its state. So draft and verify give it one row at a time, live rows only; the target's
 state behind every row is kept until the next pass of the target, and each pass begins with the one of its first
 position. A prefill chunk takes the model's own kernel. Nothing is replayed, and a row's bits depend on the rows before
-it alone.
+it and on R alone.
 
 Owns the states. Shapes: R row bucket, H hidden size; a state of a layer is one or more tensors of any shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
 from moespeq.model.families import FAMILIES
+from moespeq.model.row_projections import RowProjections
 
 __all__ = ["RecurrentStates", "StateLayer", "wrap_mixers"]
 
@@ -144,6 +146,7 @@ class _RowByRow(nn.Module):
         super().__init__()
         self.mixer = mixer
         self._states, self._layer = states, layer
+        self._projections = RowProjections(mixer)
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """[1, T, H] to [1, T, H]; rows behind the live ones repeat the last."""
@@ -152,11 +155,14 @@ class _RowByRow(nn.Module):
             mixed: torch.Tensor = self.mixer(hidden_states, **kwargs)
             self._states.keep(self._layer, hidden_states.shape[1])
             return mixed
-        rows = []
-        for row in range(live):
-            rows.append(self.mixer(hidden_states[:, row : row + 1], **kwargs))
-            self._states.keep(self._layer, row + 1)
-        return torch.cat([*rows, *rows[-1:] * (hidden_states.shape[1] - live)], dim=1)
+        if hidden_states.shape[1] == 1:
+            return self._mix_row(kwargs, 0, hidden_states)
+        return self._projections.mix_rows(hidden_states, live, partial(self._mix_row, kwargs))
+
+    def _mix_row(self, kwargs: Mapping[str, Any], row: int, hidden: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.mixer(hidden, **kwargs)
+        self._states.keep(self._layer, row + 1)
+        return mixed
 
 
 def wrap_mixers(model: PreTrainedModel, states: RecurrentStates) -> dict[int, StateLayer]:
