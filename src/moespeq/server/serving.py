@@ -10,6 +10,7 @@ import uvicorn
 
 from moespeq.server.app import create_app
 from moespeq.server.ending import EndingServer
+from moespeq.server.patience import PatientProtocol
 from moespeq.server.service import Service
 
 __all__ = ["HttpServer"]
@@ -27,6 +28,7 @@ class HttpServer:
         self._server = EndingServer(
             uvicorn.Config(
                 create_app(service, cors_origins=cors_origins),
+                http=PatientProtocol,
                 log_config=None,  # records go where the program's go
                 server_header=False,
             ),
