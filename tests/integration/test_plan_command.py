@@ -224,6 +224,8 @@ def test_an_index_that_cannot_be_of_the_config_is_refused(described: Path, total
         ({"hidden_size": 0}, "x 0 weights"),
         ({"moe_intermediate_size": 0}, "a matrix of 0 x"),
         ({"num_local_experts": 10**8}, "experts, and moespeq takes 1000000 at most"),
+        ({"attention_dropout": 1.5}, "describes no model that can run: dropout probability"),
+        ({"num_key_value_heads": 3}, "describes no model that can run"),
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(described: Path, fields: dict[str, int], words: str) -> None:

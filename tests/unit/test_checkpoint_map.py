@@ -205,6 +205,13 @@ def test_tied_embeddings_need_only_one_of_their_tensors(tmp_path: Path, kept: st
         read_map(folder)
 
 
+def test_a_top_k_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny("deepseek_v3", tmp_path / "m")
+    edit_config(folder, num_experts_per_tok=None)
+    with pytest.raises(CheckpointError, match=r"to None of \d+ experts; num_experts_per_tok must be 1 to"):
+        read_map(folder)
+
+
 @pytest.mark.parametrize("top_k", [-1, 0, 17])
 def test_a_top_k_that_no_router_can_choose_is_refused(qwen: Path, top_k: int) -> None:
     edit_config(qwen, num_experts_per_tok=top_k)

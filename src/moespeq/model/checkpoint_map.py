@@ -258,8 +258,8 @@ def _top_k(model: PreTrainedModel, num_experts: int) -> int:
     """How many experts the configuration gives a token."""
     config = model.config.get_text_config()
     name = FAMILIES[config.model_type].top_k
-    top_k = int(getattr(config, name))
-    if not 1 <= top_k <= num_experts:
+    top_k = getattr(config, name)
+    if not isinstance(top_k, int) or not 1 <= top_k <= num_experts:
         raise CheckpointError(
             f"config.json routes every token to {top_k} of {num_experts} experts; {name} must be 1 to {num_experts}."
         )

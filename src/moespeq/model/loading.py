@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from moespeq.errors import CheckpointError, StoreError
 from moespeq.model import experts, quantizer
-from moespeq.model.cache_size import cache_size
+from moespeq.model.cache_size import CacheSize, cache_size
 from moespeq.model.empty import empty_model
 from moespeq.types import ModelShape
 
@@ -96,6 +96,13 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _cache_size(config: PreTrainedConfig) -> CacheSize:
+    try:
+        return cache_size(config)
+    except Exception as error:  # A model that was built may still fail anywhere in its forward.
+        raise CheckpointError(f"config.json describes no model that can run: {one_line(error)}") from error
+
+
 def describe(
     config: PreTrainedConfig,
     *,
@@ -111,7 +118,7 @@ def describe(
             f"config.json gives a context of {text.max_position_embeddings} tokens; max_position_embeddings must be at "
             "least 1."
         )
-    size = cache_size(config)
+    size = _cache_size(config)
     return ModelShape(
         model_type=config.model_type,
         num_layers=text.num_hidden_layers,
