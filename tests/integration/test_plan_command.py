@@ -209,10 +209,10 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-@pytest.mark.parametrize("total_size", [-5, 1000, float("inf"), float("nan"), True])
+@pytest.mark.parametrize("total_size", [-5, 1000, float("inf"), float("nan"), 10**400, True])
 def test_an_index_that_cannot_be_of_the_config_is_refused(described: Path, total_size: float) -> None:
     change(described / "model.safetensors.index.json", metadata={"total_size": total_size})
-    with pytest.raises(CheckpointError, match=r"belong together|total_size of (inf|nan); download it again"):
+    with pytest.raises(CheckpointError, match=r"belong together|total_size that no checkpoint has; download it again"):
         plan_model(described)
 
 

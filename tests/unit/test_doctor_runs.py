@@ -65,6 +65,8 @@ def test_a_run_that_never_drafted_was_asked_not_to(tmp_path: Path) -> None:
         {"decode_s": float("nan")},
         {"routes": []},
         {"hits": True},
+        {"hits": 10**400},
+        {"decode_s": 1e308},
         {"accepted_per_round": [1]},
     ],
 )

@@ -138,6 +138,8 @@ def test_another_schema_and_damage_are_refused(old: bytes, new: bytes, message: 
         (b'"layer_s":[0.01]', b'"layer_s":[-1]', "round 0: layer_s"),
         (b'"layer_s":[0.01]', b'"layer_s":0.01', "round 0: layer_s"),
         (b'"draft_step_s":0.002', b'"draft_step_s":Infinity', "header: draft_step_s"),
+        (b'"draft_step_s":0.002', b'"draft_step_s":1' + b"0" * 400, "header: draft_step_s"),
+        (b'"verify_s":0.2', b'"verify_s":1e308', "round 0: verify_s"),
         (b'"hits":3,"late":1,"misses":2', b'"hits":0,"late":0,"misses":0', "rounds that ask for no expert"),
         (b'"verify_s":0.2', b'"verify_s":0', "round 0: verify_s"),
         (b'"verify_s":0.2', b'"verify_s":0.05', "rounds that only wait"),

@@ -24,6 +24,7 @@ from moespeq.errors import UsageError
         ("temperature", 1e-40, "0 (greedy) or at least 1e-30"),
         ("temperature", float("nan"), "0 (greedy)"),
         ("temperature", float("inf"), "0 (greedy)"),
+        ("temperature", 10**400, "0 (greedy)"),
         ("temperature", "hot", "0 (greedy)"),
         ("top_k", -1, "of at least 0"),
         ("top_p", 0, "above 0 and at most 1"),

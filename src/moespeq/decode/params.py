@@ -8,8 +8,8 @@ min-new-tokens do.
 
 from __future__ import annotations
 
-import math
 import secrets
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -168,7 +168,7 @@ def _is_temperature(value: float) -> bool:
 
 
 def _check_number(name: str, value: float, allowed: str, is_legal: Callable[[float], bool]) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not is_number or not is_legal(value):
         raise UsageError(f"{name} must be {allowed}, got {value!r}.")
 

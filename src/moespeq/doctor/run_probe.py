@@ -6,7 +6,6 @@ A file comes from anywhere: every figure is checked for being one, and what is n
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ _GZIP = b"\x1f\x8b"
 _LEAST_POSITIONS = 48  # of a trace, for shares that say something
 _COUNTS = ("rounds", "hits", "late", "misses", "link_bytes", "wasted_bytes")
 _SECONDS = ("ttft_s", "decode_s", "draft_s", "stall_s", "link_busy_s")
+_MOST = 1 << 62  # of any figure: sums stay numbers
 _ROUTES = ("exact", "same_set", "wrong")
 
 
@@ -80,7 +80,7 @@ _PER_ROUND = ("k", "accepted")
 
 def _number(value: Any, *, whole: bool = False) -> float:
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    if not is_number or not 0 <= value <= _MOST:
         raise ValueError(f"{value!r} is no figure of a run")
     return value  # type: ignore[no-any-return]  # an int or a float, as checked
 

@@ -7,7 +7,6 @@ rounded up; and without index or header the dense weights are those that the mod
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from moespeq.types import ExpertKey
 __all__ = ["FEWER_BITS", "CheckpointSizes", "FewerBits"]
 
 _BF16_BYTES = 2
+_MOST_BYTES = 1 << 62
 FEWER_BITS = 3
 # Bits a weight of base and residual at 4 and at 3 bits with groups of 64, on trained models (docs/adr/0002).
 _BASE_BITS, _RESIDUAL_BITS = (4.52, 3.52), (8.56, 9.09)
@@ -131,6 +131,6 @@ def _tensors_of(folder: Path) -> tuple[int | None, int | None]:
     num_tensors = len(names) if isinstance(names, dict) else None
     if not isinstance(total, (int, float)):
         return num_tensors, None
-    if not math.isfinite(total):
-        raise CheckpointError(f"{folder / INDEX_NAME} gives a total_size of {total}; download it again.")
+    if not total <= _MOST_BYTES:
+        raise CheckpointError(f"{folder / INDEX_NAME} gives a total_size that no checkpoint has; download it again.")
     return num_tensors, int(total)

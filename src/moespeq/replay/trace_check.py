@@ -5,7 +5,6 @@ Shapes: L MoE layers, K experts a token, E experts a layer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_fault"]
 
+_MOST = 1 << 62  # of any number: sums stay numbers
 _MOST_RECORDS = 1 << 20  # layers times experts; the largest models have 16 thousand
 _MOST_ROWS, _MOST_THREADS, _MOST_DEPTH = 65, 64, 1 << 20
 _OPTIONS = {"rows": _MOST_ROWS, "link_threads": _MOST_THREADS, "link_depth": _MOST_DEPTH}
@@ -120,10 +120,9 @@ def _is_route(experts: Any, header: TraceHeader, *, may_be_empty: bool) -> bool:
     return len(set(experts)) == len(experts) and (len(experts) == header.top_k or (may_be_empty and not experts))
 
 
-def _is_count(value: Any, least: int, most: int = 1 << 62) -> bool:
+def _is_count(value: Any, least: int, most: int = _MOST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _is_number(value: Any, most: float = math.inf) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and 0 <= value <= most
+def _is_number(value: Any, most: float = _MOST) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most
