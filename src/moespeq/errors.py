@@ -65,6 +65,10 @@ class StoreError(MoespeqError):
     """A store is missing, damaged, of another schema version, or in use."""
 
 
+class StoreInUseError(StoreError):
+    """Another process is preparing this store; it comes, or can be gone on with."""
+
+
 class BudgetError(MoespeqError):
     """The memory asked for does not hold what must be resident."""
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from families import make_tiny
 from moespeq.errors import StorageError, StoreError
 from moespeq.nested import Layout
-from moespeq.prepare import prepare_store
+from moespeq.prepare import prepare_cached, prepare_store
 from synthetic_store import files_of
 
 # Imports once, then forks a process for each kill, before any thread exists that a fork could break.
@@ -135,6 +136,34 @@ def test_a_second_preparation_of_the_same_store_is_refused_while_one_runs(source
     assert refused
     with pytest.raises(StoreError, match="exists already"):
         prepare_store(source, tmp_path / "store")
+
+
+def test_who_wants_to_load_waits_for_another_process_that_prepares(
+    source: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One gives up halfway, and the one that waited makes the rest; who comes later finds it done."""
+    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path))
+    monkeypatch.setattr("moespeq.prepare.prepare._LOOK_EVERY_S", 0.01)
+    said, is_waiting = [], threading.Event()
+
+    class Waiting:
+        def update(self, done_bytes: int, total_bytes: int, what: str) -> None:
+            said.append(what)
+            is_waiting.set()
+
+    def wait_for_the_other() -> None:
+        other.start()
+        assert is_waiting.wait(30)
+        raise InterruptError("Ctrl-C")
+
+    found: list[Path] = []
+    other = threading.Thread(target=lambda: found.append(prepare_cached(source, device="cpu", progress=Waiting())))
+    with pytest.raises(InterruptError):
+        prepare_cached(source, device="cpu", progress=Stopper(8, wait_for_the_other))
+    other.join()
+    assert said[0] == "waiting for another process that prepares it"
+    assert files_of(found[0]) == whole
+    assert prepare_cached(source, device="cpu") == found[0]
 
 
 def test_other_options_do_not_continue_a_partial_store(source: Path, tmp_path: Path) -> None:

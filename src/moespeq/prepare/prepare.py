@@ -7,11 +7,12 @@ would be larger than 12 bits a weight is written again as plain records: then pl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from moespeq import __version__
-from moespeq.errors import CheckpointError, UsageError
+from moespeq.errors import CheckpointError, StoreError, StoreInUseError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
 from moespeq.prepare.encoder import ExpertEncoder, default_layout
@@ -38,6 +39,7 @@ from moespeq.types import ExpertKey
 __all__ = ["EXPECTED_BITS", "prepare_cached", "prepare_store", "write_store"]
 
 MAX_RESIDUAL_BITS = 12.0
+_LOOK_EVERY_S = 0.5  # whether another process is done
 COMMIT_BYTES = 256 << 20
 # Of a residual, a weight: measured on four trained models and rounded up. For what must be known before it is encoded.
 EXPECTED_BITS = {Layout.FIXED: 9.0, Layout.CODE_WIDTH: 8.0, Layout.PLAIN: 16.0}
@@ -119,6 +121,7 @@ def prepare_cached(
 ) -> Path:
     """The store of `source`: itself when it is one, else the cached one, prepared now if need be.
 
+    Where another process prepares it, waits for that, and goes on with it should that process end before it is done.
     layout: None for the default's, or the other nested one where only that is there already.
     """
     folder = resolve_source(source)
@@ -127,8 +130,16 @@ def prepare_cached(
     first = layout or default_layout(device)
     others = () if layout else (Layout.CODE_WIDTH, Layout.FIXED)
     outs = [cache_folder_for(folder, name=name_of(source), layout=each, fmt=fmt) for each in (first, *others)]
-    there = next(filter(is_store, outs), None)
-    return there or prepare_store(source, outs[0], layout=first, fmt=fmt, device=device, progress=progress)
+    while (there := next(filter(is_store, outs), None)) is None:
+        try:
+            return prepare_store(source, outs[0], layout=first, fmt=fmt, device=device, progress=progress)
+        except StoreInUseError:
+            Meter(progress, 1).add(0, "waiting for another process that prepares it")
+            time.sleep(_LOOK_EVERY_S)
+        except StoreError:
+            if not is_store(outs[0]):  # else another process was faster
+                raise
+    return there
 
 
 class _Preparation:

@@ -11,7 +11,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from moespeq.errors import StoreError
+from moespeq.errors import StoreInUseError
 
 __all__ = ["acquire"]
 
@@ -19,7 +19,7 @@ __all__ = ["acquire"]
 def acquire(folder: Path) -> int:
     """Make `folder` if needed and lock it; returns the descriptor that holds the lock until it is closed.
 
-    Raises StoreError when another process holds it.
+    Raises StoreInUseError when another process holds it.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def acquire(folder: Path) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise StoreError(f"Another process is preparing {folder}; wait until it is done.") from None
+            raise StoreInUseError(f"Another process is preparing {folder}; wait until it is done.") from None
         if _is_open_file(fd, path):
             return fd
         os.close(fd)
