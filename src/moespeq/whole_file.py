@@ -6,6 +6,7 @@ Owns the file beside it that is written first. Stores and exports, which go on w
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -14,18 +15,29 @@ __all__ = ["write_whole"]
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `path`, text as UTF-8; a link stays one, an earlier file's mode too. Raises OSError that names `path`."""
-    place = path.resolve()
-    beside = place.with_name(f".moespeq-{os.getpid()}.partial")
+    place, data = path.resolve(), content.encode() if isinstance(content, str) else content
     try:
-        with beside.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        if place.exists():
-            shutil.copymode(place, beside)
-        beside.replace(place)
+        beside = _write_beside(place, data)
+        try:
+            if place.exists():
+                shutil.copymode(place, beside)
+            beside.replace(place)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
-    finally:
-        beside.unlink(missing_ok=True)
+
+
+def _write_beside(place: Path, data: bytes) -> Path:
+    """A new file of a name that nobody can guess: a link that others left there would lead elsewhere."""
+    beside = place.with_name(f".moespeq-{secrets.token_hex(8)}.partial")
+    with beside.open("xb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            beside.unlink()
+            raise
+    return beside

@@ -95,3 +95,18 @@ def test_a_file_written_again_keeps_its_mode_and_a_long_name_is_no_hindrance(tmp
     path.chmod(0o600)
     write_whole(path, b"new")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+def test_a_link_in_the_place_of_the_file_beside_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write into the folder could otherwise choose which file is overwritten."""
+    monkeypatch.setattr("moespeq.whole_file.secrets.token_hex", lambda _: "guessed")
+    other = tmp_path / "other"
+    other.write_text("kept")
+    planted = tmp_path / ".moespeq-guessed.partial"
+    planted.symlink_to(other)
+    with pytest.raises(FileExistsError):
+        write_whole(tmp_path / "file", "new")
+    assert other.read_text() == "kept"
+    assert planted.is_symlink()
