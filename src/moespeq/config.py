@@ -232,13 +232,14 @@ class LoadOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> LoadOptions:
-        """Options from keywords; sizes may be text. An unknown name is refused with the nearest one."""
+        """Options from keywords; sizes may be text, None is the default. Raises UsageError for a name not known."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
                 raise UsageError(f"Unknown option '{name}'.{nearest_name(name, known)}")
-        sizes = {name: parse_bytes(v) for name in _SIZES if (v := values.get(name)) is not None}
-        return cls(**{**values, **sizes})
+        given = {name: value for name, value in values.items() if value is not None}
+        sizes = {name: parse_bytes(given[name]) for name in _SIZES if name in given}
+        return cls(**{**given, **sizes})
 
 
 def _check_count(name: str, value: int, *, most: int | None = None) -> None:

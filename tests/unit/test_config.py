@@ -84,6 +84,10 @@ def test_the_nearest_name_is_offered_only_when_one_is_near() -> None:
     assert nearest_name("zebra", ["rows", "ctx_size"]) == ""
 
 
+def test_none_leaves_every_default() -> None:
+    assert LoadOptions.from_mapping(dict.fromkeys(field.name for field in fields(LoadOptions))) == LoadOptions()
+
+
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"Unknown option 'device_mem'\. Did you mean 'device_memory'\?"):
         LoadOptions.from_mapping({"device_mem": "1GiB"})

@@ -31,6 +31,7 @@ __all__ = [
     "MinP",
     "Mode",
     "Model",
+    "PrefillRows",
     "Prompt",
     "RepetitionPenalty",
     "Rows",
@@ -154,6 +155,14 @@ CtxSize = Annotated[
     typer.Option(
         "--ctx-size",
         help="Context in tokens; KV cache and workspace follow from it. By default the model's, at most 4096.",
+        rich_help_panel=MEMORY,
+    ),
+]
+PrefillRows = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-rows",
+        help="Prompt tokens that one pass takes, by default 8192; fewer need less workspace. `serve` takes 512.",
         rich_help_panel=MEMORY,
     ),
 ]

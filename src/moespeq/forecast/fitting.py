@@ -16,7 +16,7 @@ from moespeq.plan import DEFAULT_CONTEXT_TOK, Machine, least_memory_bytes, resol
 __all__ = ["DraftNeed", "WayToFit", "draft_needs", "ways_to_fit"]
 
 _SHORTER_CONTEXTS_TOK = (2048, 1024, 512, 256)
-_FEWEST_ROWS = 17
+_FEWEST_ROWS, _FEWEST_PREFILL_ROWS = 17, 512
 _GRAIN_BYTES = 1 << 20  # sizes are proposed in whole MiB
 
 _Options = tuple[str, LoadOptions]
@@ -101,6 +101,9 @@ def _kinds(sizes: ModelSizes, here: LoadOptions, here_bytes: int, machine: Machi
     """Each from mild to strong."""
     shorter = _shorter_contexts(sizes, here)
     yield list(_other_budgets(here, machine))
+    if here.prefill_rows > _FEWEST_PREFILL_ROWS:
+        fewer_at_once = replace(here, prefill_rows=_FEWEST_PREFILL_ROWS)
+        yield [(f"--prefill-rows {_FEWEST_PREFILL_ROWS}", fewer_at_once)]
     yield [_with_context(here, "", tok) for tok in shorter]
     if here.mode == "on_demand":
         return
