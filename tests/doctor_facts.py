@@ -10,7 +10,7 @@ from moespeq.doctor import Finding
 from moespeq.doctor.base_probe import BaseFacts
 from moespeq.doctor.machine import CardState, GpuFacts, HostFacts, PinFacts
 from moespeq.doctor.self_test import SelfTest
-from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts, Signals
+from moespeq.doctor.signals import Acceptance, Kept, QueueState, RouteCounts, Signals
 
 __all__ = ["CARD", "GIB", "GPU", "HOST", "accepted", "by_check", "self_test_of", "signals_of"]
 
@@ -78,8 +78,8 @@ def signals_of(**changes: Any) -> Signals:
         stall_s=1.0,
         link_busy_s=4.0,
         routes=RouteCounts(1000, 50),
-        kept_in_rounds=0.95,
-        kept_on_text=0.96,
+        kept_in_rounds=Kept(95, 100),
+        kept_on_text=Kept(96, 100),
         record_bytes=9e6,
         device="NVIDIA H200",
         k_asked="auto",

@@ -92,7 +92,7 @@ def _describe_checkpoint(folder: Path) -> dict[str, Any]:
         "experts_per_layer": mapped.num_experts,
         "top_k": mapped.top_k,
         "size_bytes": checkpoint.size_bytes,
-        "passes_on_cuda": passes_on_cuda(load_config(folder)),
         "routed_experts_bytes": 2 * weights,
+        "passes_on_cuda": passes_on_cuda(load_config(folder)),
         "next": f"moespeq prepare {folder}",
     }

@@ -111,7 +111,7 @@ def test_set_changes_how_answers_are_sampled_and_default_takes_it_back(conversat
         ("/rest", "Did you mean '/reset'"),
         ("/", "/help lists"),
         ("/save", "needs the name of a file"),
-        ("/save /no/such/folder/chat.json", "cannot be written"),
+        ("/save /dev/null/chat.json", "cannot be written (Not a directory)"),
         ("/save ~nosuchuser/chat.json", "cannot be written (Could not determine home directory)"),
         ("/save chat\0.json", "cannot be written (embedded null byte)"),
         (f"/save {'a' * 300}", "cannot be written (File name too long)"),
@@ -143,6 +143,12 @@ def test_a_saved_chat_is_its_messages_and_other_files_are_left_alone(
     assert "exists already" in shown[-1]
     assert other.read_text() == "mine"
     assert json.loads(saved.read_text()) == {"model": "tiny", "messages": conversation.messages}
+
+
+def test_a_folder_that_a_save_needs_is_made_and_told(conversation: Conversation, tmp_path: Path) -> None:
+    saved = tmp_path / "new" / "a folder" / "chat.json"
+    _, shown = talk(conversation, f"/save {saved}", f"/save {saved}")
+    assert shown == [f"The folder {saved.parent} was made.", *[f"{saved} holds 0 messages."] * 2]
 
 
 def test_a_save_that_fails_leaves_the_earlier_one(conversation: Conversation, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def opened(store: Path) -> tuple[int, dict[str, str], tuple[int, ...]]:
 
 def test_the_measured_times_of_a_model_set_the_depth_and_change_no_token(tiny_store: Path, path: Path) -> None:
     usual, reasons, text = opened(tiny_store)
-    assert "nothing of it is measured here" in reasons["link_depth"]
+    assert "nothing was measured here" in reasons["link_depth"]
     with Store.open(tiny_store) as store:
         times = ModelTimes(store.manifest.name, 1.0, {17: 0.01}, 1e9)
     replace(PROFILE, models=(times,)).save(path)
@@ -50,7 +50,7 @@ def test_the_measured_times_of_a_model_set_the_depth_and_change_no_token(tiny_st
 
 def test_a_profile_of_another_device_is_ignored_with_the_reason(tiny_store: Path, path: Path) -> None:
     replace(PROFILE, device="Some GPU").save(path)
-    assert opened(tiny_store)[1]["profile"] == f"{path} is of Some GPU and not of cpu: not used"
+    assert opened(tiny_store)[1]["profile"] == f"{path} was measured on Some GPU, not on cpu: not used"
 
 
 def test_a_broken_profile_is_one_sentence(tiny_store: Path, path: Path) -> None:

@@ -78,6 +78,13 @@ def test_every_size_is_shown_with_a_unit_and_no_name_twice(
         assert not [name for name in shown if "size size" in name or "tok " in f"{name} "]
 
 
+def test_the_part_of_a_checkpoints_size_stands_below_it(
+    tiny_checkpoint: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    names = [re.split(r"  +", line)[0] for line in cli("info", tiny_checkpoint)[1].splitlines()]
+    assert names[names.index("size") + 1] == "of that routed experts"
+
+
 def test_what_on_demand_chooses_leaves_a_reason(tiny_store: Path, tiny_plain_store: Path) -> None:
     for store, expected in ((tiny_store, "whole: on demand"), (tiny_plain_store, "store: its records are plain")):
         with Store.open(store) as opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -190,11 +191,36 @@ def no_gpu() -> None:
     raise UsageError("No GPU here.")
 
 
-def test_a_gpu_that_is_not_here_can_be_planned_for(described: Path) -> None:
+def test_a_gpu_that_is_not_here_can_be_planned_for(
+    described: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("moespeq.decode.planning.require_gpu", no_gpu)
+    save_profile(tmp_path / "cache", ())
     report = plan_model(described, device="cuda", device_memory="2GiB")
     assert report.plan is not None
     assert report.plan.device == "cuda"
     assert {figure.name for figure in report.plan.workspace} > {"context", "graphs"}
+    _, out, _ = cli("plan", described, "--device", "cuda", "--device-memory", "2GiB", "--link-bandwidth", "55GB")
+    assert re.search(r"profile\.json was measured on cpu, not on the GPU planned for, which is not here: not used", out)
+    assert re.search(r"link_depth .*guessed \(`moespeq profile` on the machine with that GPU measures\)", out)
+
+
+def test_where_every_expert_is_resident_no_link_is_asked_for(cli: Cli, described: Path) -> None:
+    asked = ("plan", described, "--device", "cuda", "--device-memory", "2GiB", "--link-bandwidth", "55GB")
+    _, out, _ = cli(*asked)
+    unknown = next(line for line in out.splitlines() if line.startswith("tokens/s"))
+    assert "no expert crosses the link, so only computing bounds it" in unknown
+    assert "--link-bandwidth" not in unknown
+    told = json.loads(cli(*asked, "--json")[1])
+    assert told["speed"] is None
+    assert told["speed_unknown"] in unknown
+
+
+def test_a_shorter_context_is_advised_only_where_it_is_enough(described: Path) -> None:
+    for device_memory, advice in (("100KiB", "KiB with --ctx-size 256."), ("1000KiB", ", or a shorter --ctx-size.")):
+        refusal = plan_model(described, device="cpu", device_memory=device_memory).refusal
+        assert refusal is not None
+        assert refusal.endswith(advice)
 
 
 def test_what_is_no_such_model_is_refused(tmp_path: Path, described: Path) -> None:
@@ -261,19 +287,26 @@ def test_the_command_shows_every_size_with_its_reason(cli: Cli, described: Path)
         assert words in out
 
 
-def test_a_speed_by_the_profile_says_what_it_rests_on(
-    cli: Cli, described: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def save_profile(cache: Path, times: tuple[ModelTimes, ...]) -> None:
+    """Of this CPU, where the fixture `cli` looks for it."""
+    cache.mkdir()
+    profile = MachineProfile("cpu", {}, {1 << 20: 1e9}, (DiskRate(1, 1e9, True),), times)
+    profile.save(cache / "profile.json")
+
+
+def test_a_speed_by_the_profile_says_what_it_rests_on(cli: Cli, described: Path, tmp_path: Path) -> None:
     times = ModelTimes(described.name, 1e-3, {17: 0.01}, 1e9)
-    profile = MachineProfile("cpu", {}, {1 << 20: 1e9}, (DiskRate(1, 1e9, True),), (times,))
-    monkeypatch.setenv("MOESPEQ_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir()
-    profile.save(tmp_path / "cache" / "profile.json")
+    save_profile(tmp_path / "cache", (times,))
     _, auto, _ = cli("plan", described, *COMMAND)
     assert "by the profile" in auto
     assert "slower where the machine is busier" in auto
     assert "auto goes by the rounds it measures" in auto
-    assert "auto goes by" not in cli("plan", described, *COMMAND, "--k", "4")[1]
+    plain = re.search(r"if rounds commit that many, ([\d.]+) by plain decoding, which auto goes back to", auto)
+    assert plain is not None
+    assert plain[1] == re.search(r"^tokens/s +(\S+)", cli("plan", described, *COMMAND, "--k", "0")[1], re.MULTILINE)[1]
+    fixed = cli("plan", described, *COMMAND, "--k", "4")[1]
+    assert "auto goes" not in fixed
+    assert f"{plain[1]} by plain decoding; by the profile" in fixed
 
 
 def test_json_has_the_same_in_bytes(cli: Cli, tiny_store: Path) -> None:

@@ -63,6 +63,14 @@ def test_neighbours_and_policies_stand_beside_it(replay: Cli, trace: Path) -> No
     assert re.search(r"^saved: 1.00 is Belady's rule.*at \d+\S* MB a token", out, re.MULTILINE)
 
 
+def test_figures_below_each_other_have_the_same_decimals(replay: Cli, trace: Path) -> None:
+    _, out, _ = replay(trace, "--compare", "--policies")
+    for table in out.split("MB/tok")[1:]:
+        megabytes = re.findall(r"^\S.*?\s{2,}[\d.]+ +[\d.]+ +([\d.]+) ", table.partition("\n\n")[0], re.MULTILINE)
+        assert len(megabytes) >= 6
+        assert len({len(figure.partition(".")[2]) for figure in megabytes}) == 1
+
+
 def test_every_line_fits_a_terminal_of_80_columns(replay: Cli, trace: Path) -> None:
     other = ("--k", 64, "--link", "pcie5", "--no-prefetch", "--policy", "lru")
     _, out, _ = replay(trace, *other, "--compare", "--policies")
@@ -119,6 +127,10 @@ def test_a_link_that_nothing_crossed_has_no_rate(replay: Cli, trace: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ("--link", "fast"),
+            r": link 'fast' is unknown; use pcie3, pcie4, pcie5, or its bytes a second, such as 25GB\.$",
+        ),
         (("--link", "pcie6"), "Did you mean 'pcie5'|Did you mean 'pcie4'|Did you mean 'pcie3'"),
         (("--k", "100"), "from 0 to 64, got 100"),
         (("--device-memory", "1GiB"), "give --slots"),

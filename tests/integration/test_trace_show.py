@@ -95,7 +95,7 @@ def test_without_matplotlib_tables_are_shown_and_figures_refused_first(
     assert show(trace)[0] == 0
     code, out, err = show(trace, "--out", tmp_path / "figures")
     assert (code, out) == (2, "")
-    assert err == "moespeq: Figures need matplotlib, which is missing; `pip install 'moespeq[plots]'` adds it.\n"
+    assert err == "moespeq: Figures need matplotlib, which is missing; `pip install matplotlib` adds it.\n"
     assert not (tmp_path / "figures").exists()
 
 

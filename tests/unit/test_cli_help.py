@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 import typer
+from typer.main import get_command
 
 from command_tree import COMMANDS, parse
+from moespeq.cli.main import app
 from moespeq.cli.manual import OUTPUT, example_of, paragraphs_of, params_by_panel
 
 EVERYWHERE = {"--json", "--quiet", "--log-level", "--log-format", "--help"}
@@ -47,6 +50,22 @@ def test_help_fits_eighty_columns_and_explains_every_option(path: tuple[str, ...
     assert max(map(len, shown(path).splitlines())) <= 80
     for rows in params_by_panel(COMMANDS[path], typer.Context(COMMANDS[path])).values():
         assert all(meaning for _, meaning in rows)
+
+
+@every_command
+def test_usage_and_declarations_are_words_of_people_and_not_types_of_python(path: tuple[str, ...]) -> None:
+    text = shown(path)
+    usage = text.partition("\n\n")[0]
+    assert re.fullmatch(rf"Usage: moespeq {' '.join(path)} \[OPTIONS\]( [A-Z]+| \[[A-Z]+\])*", usage)
+    assert not re.search(r"<[a-z]+\b|list\[|\{", text.replace("<=x<=", ""))
+    usual = "info" if path == ("serve",) else "warning"
+    assert f"logged to stderr; by default {usual}." in " ".join(text.split())
+
+
+def test_the_first_help_says_what_a_store_is_and_every_exit_code() -> None:
+    text = " ".join(get_command(app).get_help(typer.Context(get_command(app), info_name="moespeq")).split())
+    assert "or a store: a checkpoint as `prepare` writes it" in text
+    assert all(f" {code} " in text for code in (0, 1, 2, 130, 141, 143))
 
 
 def test_help_and_version_import_nothing_slow() -> None:

@@ -74,6 +74,20 @@ def test_a_terminal_breaks_a_sentence_between_words_and_a_file_keeps_it_whole(
     assert " ".join(lines) == f"moespeq: {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.118, 0.12, 0.0264, 0.1], ["0.118", "0.120", "0.026", "0.100"]),
+        ([1234.5, 62.6], ["1234", "63"]),
+        ([62.6, 9.0], ["62.6", "9.0"]),
+        ([0.0], ["0"]),
+        ([], []),
+    ],
+)
+def test_a_column_has_the_decimals_that_its_largest_figure_needs(values: list[float], expected: list[str]) -> None:
+    assert console.column(values) == expected
+
+
 def test_resumable_work_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         with console.resumable():

@@ -11,7 +11,7 @@ from moespeq.doctor import Finding, Severity
 from moespeq.doctor.base_probe import BaseFacts
 from moespeq.doctor.decoding_checks import check_decoding
 from moespeq.doctor.self_test_checks import check_self_test
-from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts
+from moespeq.doctor.signals import Acceptance, Kept, QueueState, RouteCounts
 from moespeq.doctor.traffic_checks import check_traffic
 
 WARNING, PROBLEM, FINE, SKIPPED = Severity.WARNING, Severity.PROBLEM, Severity.FINE, Severity.SKIPPED
@@ -32,7 +32,7 @@ def test_a_healthy_run_has_nothing_but_ok() -> None:
     [
         ("acceptance", {"acceptance": accepted(0.5)}, WARNING, "50% of 100 drafts", "moespeq doctor org/name"),
         ("KV consistency", {"echo_logprob_gap": 2.0}, PROBLEM, "within 2.000", "--k 0"),
-        ("KV consistency", {"kept_in_rounds": 0.6}, PROBLEM, "60% of drafted tokens", "--k 0"),
+        ("KV consistency", {"kept_in_rounds": Kept(60, 100)}, PROBLEM, "60% of drafted tokens", "--k 0"),
         ("base calibration", {"routes": RouteCounts(100, 40)}, WARNING, "40.0% of 100", "moespeq prepare"),
         ("workload shift", {"recent": accepted(0.6)}, WARNING, "60% of 100", "moespeq trace record org/name"),
         (
@@ -70,6 +70,8 @@ def test_what_is_wrong_is_told_with_evidence_cause_and_command(
     [
         ("acceptance", {"acceptance": accepted(0.0, drafts=5)}),
         ("KV consistency", {"kept_in_rounds": None}),
+        ("KV consistency", {"kept_in_rounds": Kept(0, 47)}),
+        ("KV consistency", {"kept_in_rounds": Kept(0, 100), "kept_on_text": Kept(47, 47)}),
         ("base calibration", {"routes": None}),
         ("workload shift", {"before": None}),
         ("workload shift", {"recent": accepted(0.0, drafts=5)}),
@@ -97,11 +99,18 @@ def test_too_little_to_judge_is_not_judged(check: str, changes: dict[str, Any]) 
         ("wasted bytes", {"link_bytes": 0, "wasted_bytes": 0}),
         ("out of memory", {"failures": {"engine_fault": 2}}),
         ("queue", {"queue": QueueState(8, 1, None)}),
-        ("KV consistency", {"echo_logprob_gap": 0.01, "kept_in_rounds": 0.1}),
+        ("KV consistency", {"echo_logprob_gap": 0.01, "kept_in_rounds": Kept(10, 100)}),
     ],
 )
 def test_what_chance_or_a_wish_explains_is_no_warning(check: str, changes: dict[str, Any]) -> None:
     assert found(**changes)[check].severity is FINE
+
+
+def test_what_is_too_little_is_counted_in_its_own_words() -> None:
+    short = found(source="t", kept_in_rounds=Kept(9, 12), kept_on_text=Kept(50, 55))["KV consistency"]
+    assert short.evidence.startswith("t: its rounds kept or refused 12 drafted tokens, its text has 55, and 48 or more")
+    window = found(acceptance=accepted(0.9, drafts=38))["lookahead window"]
+    assert window.evidence.endswith("; 38 of 100 rounds drafted, the others foretell nothing")
 
 
 def test_without_a_profile_or_a_server_there_is_no_rate_and_no_queue() -> None:

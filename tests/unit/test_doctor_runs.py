@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moespeq.doctor.run_probe import read_run, signals_of_trace
-from moespeq.doctor.signals import Acceptance, QueueState, RouteCounts
+from moespeq.doctor.signals import Acceptance, Kept, QueueState, RouteCounts
 from moespeq.doctor.snapshot import Snapshot, signals_between
 from moespeq.errors import TraceError, UsageError
 from synthetic_trace import synthetic_trace
@@ -106,9 +106,9 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert signals.rounds == len(trace.rounds)
     assert signals.routes is not None
     assert 0.05 < signals.routes.wrong_share < 0.5
-    assert signals.kept_on_text == sum(one.accepted for one in trace.positions) / len(trace.positions)
+    assert signals.kept_on_text == Kept(sum(one.accepted for one in trace.positions), len(trace.positions))
     assert signals.kept_in_rounds is not None
-    assert abs(signals.kept_in_rounds - signals.kept_on_text) < 0.1
+    assert abs(signals.kept_in_rounds.share - signals.kept_on_text.share) < 0.1
     assert signals.record_bytes == trace.header.record_bytes[0]
 
 
@@ -128,8 +128,9 @@ def test_rounds_that_keep_less_than_the_text_allows_are_seen_in_a_trace() -> Non
     trace = synthetic_trace(acceptance=1.0)
     spoilt = replace(trace, rounds=[replace(one, accepted=0, committed=1) for one in trace.rounds] * 3)
     signals = signals_of_trace(spoilt, None, "t")
-    assert signals.kept_in_rounds == 0.0
-    assert signals.kept_on_text == 1.0
+    assert signals.kept_in_rounds == Kept(0, 69)
+    assert signals.kept_on_text is not None
+    assert signals.kept_on_text.share == 1.0
 
 
 def test_bytes_that_slots_may_still_hold_are_not_called_wasted() -> None:

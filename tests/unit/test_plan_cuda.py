@@ -68,8 +68,8 @@ def test_rows_follow_the_device_and_a_k_too_long_for_it_is_refused_then() -> Non
     with pytest.raises(UsageError, match=r"k=32 needs 33 rows, but rows is 17; load with rows=33 \(--rows 33\)\."):
         resolve_options(LoadOptions(k=32), without)
     assert resolve_options(LoadOptions(k=32, rows=33), without).row_bucket == 33
-    assert planned().reasons["rows"] == "33: the default speculative on cuda"
-    assert planned(mode="on_demand").reasons["rows"] == "1: the default on demand on cuda"
+    assert planned().reasons["rows"] == "33: most tokens of a verify pass, a draft and one more; the default on a GPU"
+    assert planned(mode="on_demand").reasons["rows"] == "1: on demand a pass takes one token"
 
 
 def test_qwen_in_12_gib_has_more_than_200_slots() -> None:

@@ -44,7 +44,9 @@ def depth(
 def test_without_a_profile_a_fast_link_is_reckoned_with() -> None:
     found, reasons = depth(None)
     assert found == 14 + 2, "55 GB/s move 13.75 records in 2.5 ms"
-    assert "nothing of it is measured here (`moespeq profile` does)" in reasons["link_depth"]
+    assert reasons["link_depth"].endswith(
+        "2 more can begin; guessed, nothing was measured here (`moespeq profile` does)"
+    )
     assert set(reasons) == {"link_depth"}
 
 
@@ -66,13 +68,16 @@ def test_a_profile_of_another_device_is_not_used_and_the_reason_names_both() -> 
     other = replace(PROFILE, device="NVIDIA A100")
     found, reasons = depth(other)
     assert found == depth(None)[0]
-    assert reasons["profile"] == f"{FILE} is of NVIDIA A100 and not of {GPU}: not used"
-    assert "is of NVIDIA H200 and not of cpu" in depth(PROFILE, device="cpu")[1]["profile"]
+    assert reasons["profile"] == f"{FILE} was measured on NVIDIA A100, not on {GPU}: not used"
+    assert "was measured on NVIDIA H200, not on cpu" in depth(PROFILE, device="cpu")[1]["profile"]
 
 
 @pytest.mark.parametrize(("num_slots", "expected"), [(1000, 7), (40, 4), (5, 1), (1, 1)])
 def test_the_queue_takes_at_most_a_tenth_of_the_slots(num_slots: int, expected: int) -> None:
-    assert depth(PROFILE, num_slots=num_slots)[0] == expected
+    found, reasons = depth(PROFILE, num_slots=num_slots)
+    assert found == expected
+    bound = {7: "2 more can begin; m", 4: "no more than a tenth of the 40 slots", 1: "but one at least"}[expected]
+    assert bound in reasons["link_depth"]
 
 
 @pytest.mark.parametrize("profile", [None, replace(PROFILE, device="cpu", models=())])

@@ -106,6 +106,8 @@ def _table(title: str, rows: Sequence[AblationRow]) -> Table:
 
     from rich.table import Table
 
+    from moespeq.cli.console import column
+
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for row in rows:
@@ -117,7 +119,7 @@ def _table(title: str, rows: Sequence[AblationRow]) -> Table:
     for name, label in (("hits", "hit"), ("late", "late"), ("misses", "miss")):
         table.add_row(f"experts: {label}", *(f"{share[name]:.0%}" for share in shares))
     table.add_row("bytes wasted", *(f"{share['wasted']:.0%}" for share in shares))
-    table.add_row("MB a token", *(f"{row.bytes_per_tok / 1e6:.3g}" for row in rows))
+    table.add_row("MB a token", *column([row.bytes_per_tok / 1e6 for row in rows]))
     table.add_row("time stalled", *(f"{share['stall']:.0%}" for share in shares))
     table.add_row("tokens/s", *(f"{each.tokens_per_s:.2f}" for each in stats))
     table.add_row("speedup", *(f"{rows[0].seconds_per_tok / row.seconds_per_tok:.2f}x" for row in rows))

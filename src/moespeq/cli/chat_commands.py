@@ -95,11 +95,16 @@ class ChatCommands:
             place = path.resolve()
             if path.exists() and place not in self._saved:
                 raise UsageError(f"{path} exists already; give another name.")
+            is_new_folder = not place.parent.exists()
+            if is_new_folder:
+                place.parent.mkdir(parents=True)
             write_whole(path, text.encode(errors="replace"))
         except (OSError, ValueError, RuntimeError) as error:  # of the disk, of a NUL in the name, of an unknown ~user
             reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise UsageError(f"{argument} cannot be written ({reason}); give another name.") from error
         self._saved.add(place)
+        if is_new_folder:
+            yield f"The folder {place.parent} was made."
         yield f"{path} holds {format_count(len(self._conversation.messages), 'message')}."
 
     def _exit(self, _: str) -> Iterator[str]:

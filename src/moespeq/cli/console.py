@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import math
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,7 @@ from moespeq.config import format_bytes
 
 __all__ = [
     "Bar",
+    "column",
     "err",
     "note_new_folder",
     "out",
@@ -62,6 +64,13 @@ def set_quiet(is_quiet: bool) -> None:
 
 
 _UNBOUNDED_CHARS = 10_000  # no line of ours is as long
+
+
+def column(values: Sequence[float]) -> list[str]:
+    """Figures that stand below each other: each with as many decimals as the largest needs for three digits."""
+    largest = max(values, default=0.0)
+    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest > 0.0 else 0
+    return [f"{value:.{decimals}f}" for value in values]
 
 
 def print_json(value: dict[str, Any]) -> None:

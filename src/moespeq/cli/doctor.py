@@ -20,7 +20,7 @@ __all__ = ["command"]
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="What the test generation uses; by default the packaged demo model."),
+        typer.Argument(metavar="MODEL", help="What the test generation uses; by default the packaged demo model."),
     ] = None,
     *,
     server: Annotated[

@@ -13,7 +13,7 @@ __all__ = ["command"]
 
 
 def command(
-    store: Annotated[Path, typer.Argument(help="The store.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store.")],
     out: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder to write; files that are there and equal stay.")
     ],

@@ -32,7 +32,7 @@ _WAYS = {
 
 
 def command(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A store or a checkpoint folder.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A store or a checkpoint folder.")] = None,
     *,
     families: Annotated[
         bool, typer.Option("--families", help="List the model families, and why others are not taken.")

@@ -33,8 +33,8 @@ _WITHOUT_TORCH = ("trace_show", "trace_replay")
 _STARTS_TORCH = ("serve",)  # itself, behind what is to come first
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _EPILOG = (
-    "Exit codes: 0 done; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the reader of standard output "
-    "went away."
+    "Exit codes: 0 done; 1 what doctor warns of; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the "
+    "reader of standard output went away; 143 ended by SIGTERM, also where serve let its answers end first."
 )
 
 
@@ -50,7 +50,9 @@ def _add_command(group: typer.Typer, name: str, module: str, panel: str | None =
 app = typer.Typer(
     name="moespeq",
     cls=ManualGroup,
-    help="Mixture-of-experts models larger than the device's memory, at full bf16 fidelity, by exact speculation.",
+    help="Mixture-of-experts models larger than the device's memory, at full bf16 fidelity, by exact speculation.\n\n"
+    "A MODEL is a checkpoint folder, a hub id such as org/name, or a store: a checkpoint as `prepare` writes it, its "
+    "experts split into an INT4 base and a residual that make the same bits. The first run of the others makes one.",
     epilog=_EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -6,6 +6,7 @@ options, whose `rich_help_panel` is their heading. Plain on purpose: rich takes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ OUTPUT = "Output"
 EXIT_USAGE = 2
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _EXAMPLE = "\n\nExample: "
+_TYPE = re.compile(r" <(?:list\[)?(\w+)[^>]*>")
+_TYPE_WORDS = {"str": "TEXT", "int": "INT", "float": "NUMBER", "path": "PATH"}
 
 
 def paragraphs_of(help_text: str | None) -> str:
@@ -39,9 +42,17 @@ def params_by_panel(command: TyperCommand | TyperGroup, context: Context) -> Map
     for param in command.get_params(context):
         record = param.get_help_record(context)
         if record is not None:
-            panels.setdefault(_panel_of(param), []).append(record)
+            declaration, meaning = record
+            panels.setdefault(_panel_of(param), []).append((_in_words(declaration, param), meaning))
     output = panels.pop(OUTPUT, [])
     return {name: rows for name, rows in (*panels.items(), (OUTPUT, output)) if rows}
+
+
+def _in_words(declaration: str, param: Parameter) -> str:
+    """A declaration without Python's types; an argument's name says enough."""
+    if param.param_type_name == "argument":
+        return _TYPE.sub("", declaration)
+    return _TYPE.sub(lambda match: f" {_TYPE_WORDS[match[1]]}", declaration)
 
 
 def _panel_of(param: Parameter) -> str:
@@ -64,6 +75,12 @@ def _write_text(text: str, formatter: HelpFormatter) -> None:
 
 class ManualCommand(TyperCommand):
     """A command whose help is a page of a manual."""
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """Options, then arguments, those in brackets that may be left out."""
+        arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        names = [(str(param.metavar), param.required) for param in arguments]
+        return ["[OPTIONS]", *(name if is_required else f"[{name}]" for name, is_required in names)]
 
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
         """The description, without a margin."""

@@ -57,7 +57,10 @@ Mode = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A store, a checkpoint folder, or a hub id such as org/name.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A checkpoint folder, a hub id such as org/name, or a store, which `prepare` makes."
+    ),
 ]
 Prompt = Annotated[
     str, typer.Option("--prompt", "-p", help="The prompt; - reads it from standard input.", rich_help_panel=PROMPT)

@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from moespeq.cli.console import out, print_table
+from moespeq.cli.console import column, out, print_table
 from moespeq.config import format_at_least, format_bytes
 from moespeq.forecast import PlanReport
 from moespeq.forecast.fitting import WayToFit
 from moespeq.plan import MemoryPlan
 from moespeq.plan.sharing import Sharing
+from moespeq.plan.speed import Speed
 
 __all__ = ["json_of", "print_plan"]
 
@@ -81,23 +82,24 @@ def _elsewhere(report: PlanReport, plan: MemoryPlan) -> Iterator[_Row]:
 
 def _speed(report: PlanReport) -> Iterator[_Row]:
     speed = report.speed
-    alike = "or more of the experts a pass asks for" if report.hit_share < 1.0 else "every expert is resident"
-    yield "hits", f"{report.hit_share:.0%}", f"{alike}: reckoned as if all were used alike"
+    alike = "or more of the experts a pass asks for: reckoned as if all were used alike"
+    yield "hits", f"{report.hit_share:.0%}", alike if report.hit_share < 1.0 else "every expert is resident"
     if speed is None:
         yield "tokens/s", "unknown", _why_unknown(report)
         return
-    committed = f"{speed.committed_per_round:.1f} tokens a round if drafts are accepted as on trained models"
+    committed = f"a round commits {speed.committed_per_round:.1f} tokens if drafts are accepted as on trained models"
     chosen = "; the fastest by these figures, auto goes by the rounds it measures" if _is_auto(report) else ""
     yield "k", str(speed.k), f"{committed if speed.k else 'plain decoding'}{chosen}"
     bytes_per_s = 1.0 / speed.s_per_byte
     rate = f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
+    (tokens_per_s,) = column([speed.tokens_per_s])
     if speed.is_link_alone:
-        profile = f"`moespeq profile {quote(report.asked)}`"
-        what = f"the link of {rate} alone allows; draft and verify are not measured ({profile})"
-        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"at most, what {what}"
+        what = f"the link of {rate} alone allows; draft and verify are not measured ({_profile_command(report)})"
+        yield "tokens/s", tokens_per_s, f"at most, what {what}"
     else:
-        slower = "slower where the machine is busier than it was then, or a text harder to foretell"
-        yield "tokens/s", f"{speed.tokens_per_s:.3g}", f"by the profile, over a link of {rate}; {slower}"
+        slower = "slower where the machine is busier than it was then"
+        rests_on = f"by the profile, over a link of {rate}; {slower}"
+        yield "tokens/s", tokens_per_s, f"{_if_accepted(report, speed)}{rests_on}"
 
 
 def _is_auto(report: PlanReport) -> bool:
@@ -105,10 +107,26 @@ def _is_auto(report: PlanReport) -> bool:
     return report.options.k == "auto" and report.plan is not None and report.plan.num_bases > 0
 
 
+def _if_accepted(report: PlanReport, speed: Speed) -> str:
+    """What a speed that counts on drafts becomes without them."""
+    if not speed.k:
+        return ""
+    goes_back = _is_auto(report) and not report.options.k_min
+    plain = "plain decoding, which auto goes back to where few are kept" if goes_back else "plain decoding"
+    return f"if rounds commit that many, {column([speed.plain_tokens_per_s])[0]} by {plain}; "
+
+
+def _profile_command(report: PlanReport) -> str:
+    where = "" if report.is_here else " on the machine with that GPU"
+    return f"`moespeq profile {quote(report.asked)}`{where}"
+
+
 def _why_unknown(report: PlanReport) -> str:
     if report.options.records == "mixed":
         return "nobody knows how often a draft agrees that has a part of its base"
-    return f"`moespeq profile {quote(report.asked)}` measures, or give --link-bandwidth (25GB: PCIe 4 x16)"
+    if report.hit_share == 1.0:
+        return f"no expert crosses the link, so only computing bounds it, which {_profile_command(report)} measures"
+    return f"{_profile_command(report)} measures, or give --link-bandwidth (25GB: PCIe 4 x16)"
 
 
 def _sharing(sharing: Sharing | None) -> Iterator[_Row]:
@@ -129,7 +147,9 @@ def _print_helps(report: PlanReport) -> None:
     out.print()
     none = "by these figures more memory, a faster link or fewer bits would not help"
     out.print("what would help most" if report.helps else none)
-    _print_rows([(f"  {one.gain:.2f}x", f"{one.tokens_per_s:.3g} tokens/s", one.change) for one in report.helps])
+    speeds = column([one.tokens_per_s for one in report.helps])
+    rows = zip(report.helps, speeds, strict=True)
+    _print_rows([(f"  {one.gain:.2f}x", f"{tokens_per_s} tokens/s", one.change) for one, tokens_per_s in rows])
 
 
 def _print_refusal(report: PlanReport) -> None:
@@ -138,7 +158,7 @@ def _print_refusal(report: PlanReport) -> None:
         return
     out.print()
     is_enough = report.ways[0].is_enough
-    out.print("what fits" if is_enough else "nothing fits; least are")
+    out.print("what fits" if is_enough else "no other option fits; each takes at least")
     _print_rows([(f"  {way.options}", format_at_least(way.least_bytes), _verdict(way)) for way in report.ways])
     if report.draft_needs:
         sizes = [f"{format_at_least(one.least_bytes)} with --ctx-size {one.context_tok}" for one in report.draft_needs]
@@ -147,7 +167,7 @@ def _print_refusal(report: PlanReport) -> None:
 
 def _verdict(way: WayToFit) -> str:
     if not way.is_enough:
-        return "of device memory at least, more than there is"
+        return "of device memory, more than there is or was given"
     return f"of device memory at least, {'with' if way.has_draft else 'without'} a draft"
 
 
@@ -179,6 +199,7 @@ def json_of(report: PlanReport) -> dict[str, Any]:
         "reasons": dict(plan.reasons),
         "hit_share": round(report.hit_share, 4),
         "speed": None if speed is None else asdict(speed),
+        "speed_unknown": _why_unknown(report) if speed is None else None,
         "sharing": None if sharing is None else asdict(sharing) | {"saved_share": round(sharing.saved_share, 4)},
         "helps": [asdict(one) for one in report.helps],
     }

@@ -18,7 +18,7 @@ __all__ = ["command"]
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A store or checkpoint to time too."),
+        typer.Argument(metavar="MODEL", help="A store or checkpoint to time too."),
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; by default in the cache folder.")] = None,

@@ -27,15 +27,6 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="No bars, notes and warnings; errors and results only.", rich_help_panel=OUTPUT),
 ]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level",
-        metavar="|".join(_LEVELS),
-        help="What is logged to stderr; by default warning, for serve info.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 LogFormat = Annotated[
     str,
     typer.Option(
@@ -45,6 +36,14 @@ LogFormat = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def _log_level(usual: str) -> Any:
+    """The option; its help names the command's own default."""
+    told = f"What is logged to stderr; by default {usual}."
+    return Annotated[
+        str | None, typer.Option("--log-level", metavar="|".join(_LEVELS), help=told, rich_help_panel=OUTPUT)
+    ]
 
 
 def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch: bool) -> Callable[..., None]:
@@ -69,7 +68,7 @@ def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
     own = inspect.signature(command, eval_str=True)
-    added = {"quiet": (Quiet, False), "log_level": (LogLevel, None), "log_format": (LogFormat, "text")}
+    added = {"quiet": (Quiet, False), "log_level": (_log_level(usual_level), None), "log_format": (LogFormat, "text")}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in added.items()

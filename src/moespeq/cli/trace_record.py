@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 def command(
     model: options.Model,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="T", help="The trace to write, a new file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="TRACE", help="The trace to write, a new file.")],
     prompt: options.Prompt,
     *,
     chat: options.Chat = False,

@@ -23,7 +23,7 @@ _NAME_WIDTH, _WIDTH = 21, 80
 
 
 def command(
-    trace: Annotated[Path, typer.Argument(metavar="T", help="A routing trace.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A routing trace.")],
     *,
     k: Annotated[int | None, typer.Option("--k", help="Draft length, 0 to 64; by default as recorded.")] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Records that fit the device.")] = None,
@@ -93,11 +93,13 @@ def _lines(
     """For people: how far off the replay is, a row a setting, what the settings are, and what was not measured."""
     replayed = outcomes["replayed"]
     lines = [*_verdict(outcomes), "", _head("times")]
-    lines += [_row(name, one, one.tok_per_s / replayed.tok_per_s) for name, one in outcomes.items()]
+    times = [one.tok_per_s / replayed.tok_per_s for one in outcomes.values()]
+    lines += _rows(list(outcomes), list(outcomes.values()), times)
     lines += ["", *(_wrapped(name, _described(setting)) for name, setting in settings.items())]
     lines += [_wrapped("extrapolated" if not number else "", said) for number, said in enumerate(trusted)]
     if by_policy is not None:
-        lines += ["", _head("saved"), *(_row(one.name, one.outcome, one.saving_share) for one in by_policy.outcomes)]
+        told, saved = by_policy.outcomes, [one.saving_share for one in by_policy.outcomes]
+        lines += ["", _head("saved"), *_rows([one.name for one in told], [one.outcome for one in told], saved)]
         bounds = by_policy.bounds
         lines += [
             "",
@@ -122,11 +124,17 @@ def _head(compared: str) -> str:
     return f"{'':<{_NAME_WIDTH}}   tok/s{compared:>8}  MB/tok    hit   late   miss wasted  stall"
 
 
-def _row(name: str, outcome: Outcome, compared: float) -> str:
+def _rows(names: Sequence[str], outcomes: Sequence[Outcome], compared: Sequence[float]) -> list[str]:
+    from moespeq.cli.console import column
+
+    megabytes = column([one.bytes_per_tok / 1e6 for one in outcomes])
+    return [_row(*each) for each in zip(names, outcomes, compared, megabytes, strict=True)]
+
+
+def _row(name: str, outcome: Outcome, compared: float, megabytes: str) -> str:
     shares = (outcome.hit_share, outcome.late_share, outcome.miss_share, outcome.wasted_share, outcome.stall_share)
     percents = "".join("      -" if share is None else f"{100 * share:6.1f}%" for share in shares)
-    megabytes = outcome.bytes_per_tok / 1e6
-    return f"{name:<{_NAME_WIDTH}}{outcome.tok_per_s:8.2f}{compared:8.2f}{megabytes:8.3g}{percents}"
+    return f"{name:<{_NAME_WIDTH}}{outcome.tok_per_s:8.2f}{compared:8.2f}{megabytes:>8}{percents}"
 
 
 def _wrapped(name: str, text: str) -> str:

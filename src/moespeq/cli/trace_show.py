@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 def command(
-    trace: Annotated[Path, typer.Argument(metavar="T", help="A routing trace.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A routing trace.")],
     *,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Draw figures there and write study.json.")
@@ -27,11 +27,11 @@ def command(
     """Show how a model routes, and how well its draft foretells it.
 
     Seven tables, a sentence each: entropy, reuse, distinct experts, hit rates of LRU, LFU and Belady's rule, and the
-    draft's fidelity by layer and step. With --out also as figures, which needs `pip install 'moespeq[plots]'`.
+    draft's fidelity by layer and step. With --out also as figures, which need matplotlib.
 
     Example: moespeq trace show run.trace --out figures
     """
-    from moespeq.cli.console import err, print_json
+    from moespeq.cli.console import err, note_new_folder, print_json
     from moespeq.figures.canvas import require_matplotlib
     from moespeq.replay import RoutingTrace
     from moespeq.replay.findings import findings
@@ -40,6 +40,7 @@ def command(
     recorded = RoutingTrace.read(trace)
     if out is not None:  # what would fail at the end fails now
         require_matplotlib()
+        note_new_folder(out)
         out.mkdir(parents=True, exist_ok=True)
     with err.status(f"studying {len(recorded.positions)} tokens"):
         study = study_trace(recorded)

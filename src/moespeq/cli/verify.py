@@ -13,7 +13,7 @@ __all__ = ["command"]
 
 
 def command(
-    store: Annotated[Path, typer.Argument(help="The store to check.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store to check.")],
     *,
     against: Annotated[
         Path | None, typer.Option("--against", help="The checkpoint to compare with, bit by bit.")

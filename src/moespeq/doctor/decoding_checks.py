@@ -17,6 +17,7 @@ __all__ = ["check_decoding"]
 
 _LEAST_DRAFTS = 12  # fewer say nothing
 _LEAST_FIRST_SHARE = 0.7
+_LEAST_COMPARED = 48  # drafted tokens, in rounds and along a text
 _MOST_FALL = 0.15  # of that share, against earlier
 _STANDARD_ERRORS = 3.0  # that a fall must be above: chance alone passes that once in 700 looks
 _MOST_WRONG_ROUTES = 0.25
@@ -59,13 +60,24 @@ def _kv_consistency(signals: Signals) -> Finding:
             return fine(name, told)
         return problem(name, told, "keys and values of decoded tokens are not those of their text", report)
     in_rounds, on_text = signals.kept_in_rounds, signals.kept_on_text
-    if in_rounds is None or on_text is None:
-        reason = signals.echo_refusal or f"{signals.source} has no text of 48 tokens to compare with"
-        return skipped(name, f"{reason}; `moespeq doctor {quote(signals.model)}` compares caches")
-    told = f"{in_rounds:.0%} of drafted tokens were kept in rounds, {on_text:.0%} along the finished text"
-    if in_rounds >= on_text - _MOST_FALL:
+    unknown = _why_not_compared(signals)
+    if in_rounds is None or on_text is None or unknown is not None:
+        return skipped(name, f"{unknown}; `moespeq doctor {quote(signals.model)}` compares caches")
+    told = f"{in_rounds.share:.0%} of drafted tokens were kept in rounds, {on_text.share:.0%} along the finished text"
+    if in_rounds.share >= on_text.share - _MOST_FALL:
         return fine(name, told)
     return problem(name, told, "rounds read other keys and values than the finished text has", report)
+
+
+def _why_not_compared(signals: Signals) -> str | None:
+    """Why rounds are not compared with the finished text; None where they are."""
+    in_rounds, on_text = signals.kept_in_rounds, signals.kept_on_text
+    if in_rounds is None or on_text is None:
+        return signals.echo_refusal or f"{signals.source} does not tell what a draft along its text keeps; a trace does"
+    if min(in_rounds.total, on_text.total) >= _LEAST_COMPARED:
+        return None
+    counted = f"its rounds kept or refused {in_rounds.total} drafted tokens, its text has {on_text.total}"
+    return f"{signals.source}: {counted}, and {_LEAST_COMPARED} or more of each say something"
 
 
 def _base_calibration(signals: Signals) -> Finding:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moespeq.doctor.signals import Acceptance, RouteCounts, Signals, name_for_commands
+from moespeq.doctor.signals import Acceptance, Kept, RouteCounts, Signals, name_for_commands
 from moespeq.errors import UsageError
 from moespeq.replay import RoutingTrace
 from moespeq.replay.route_match import Match, match_of
@@ -17,7 +17,6 @@ from moespeq.replay.route_match import Match, match_of
 __all__ = ["read_run", "signals_of_run", "signals_of_trace"]
 
 _GZIP = b"\x1f\x8b"
-_LEAST_POSITIONS = 48  # of a trace, for shares that say something
 _COUNTS = ("rounds", "hits", "late", "misses", "link_bytes", "wasted_bytes")
 _SECONDS = ("ttft_s", "decode_s", "draft_s", "stall_s", "link_busy_s")
 _MOST = 1 << 62  # of any figure: sums stay numbers
@@ -121,13 +120,12 @@ def signals_of_trace(trace: RoutingTrace, model: str | None, name: str) -> Signa
     )
 
 
-def _kept_in_rounds(trace: RoutingTrace) -> float | None:
-    """Of drafted tokens before which all were kept; a round that a stop or limit cut rejected none."""
+def _kept_in_rounds(trace: RoutingTrace) -> Kept:
+    """A round that a stop or limit cut rejected none."""
     kept = sum(one.accepted for one in trace.rounds)
     rejected = sum(one.committed == one.accepted + 1 and one.accepted < one.k for one in trace.rounds)
-    return kept / (kept + rejected) if kept + rejected >= _LEAST_POSITIONS else None
+    return Kept(kept, kept + rejected)
 
 
-def _kept_on_text(trace: RoutingTrace) -> float | None:
-    positions = trace.positions
-    return sum(one.accepted for one in positions) / len(positions) if len(positions) >= _LEAST_POSITIONS else None
+def _kept_on_text(trace: RoutingTrace) -> Kept:
+    return Kept(sum(one.accepted for one in trace.positions), len(trace.positions))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Acceptance", "QueueState", "RouteCounts", "Signals", "name_for_commands"]
+__all__ = ["Acceptance", "Kept", "QueueState", "RouteCounts", "Signals", "name_for_commands"]
 
 
 def name_for_commands(name: str) -> str:
@@ -64,6 +64,18 @@ class RouteCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Of drafted tokens before which all were kept: how many were, out of how many."""
+
+    num: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.num / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class QueueState:
     """Of a server. waiting: the fewest seen while it was watched; request_s: the engine's mean time for one."""
 
@@ -76,8 +88,8 @@ class QueueState:
 class Signals:
     """source: for people; model: for commands, "MODEL" where nobody knows what was loaded.
 
-    before, recent: two stretches to compare. kept_in_rounds, kept_on_text: share of drafted tokens kept where those
-    before them were, in the rounds and along the finished text. record_bytes: of one copy. echo_logprob_gap: how far
+    before, recent: two stretches to compare. kept_in_rounds, kept_on_text: in the rounds, and along the finished text.
+    record_bytes: of one copy. echo_logprob_gap: how far
     log-probabilities of an answer's tokens, as it was decoded, lay from those of one prefill of the same text;
     echo_refusal: why nobody looked. k_asked, lookahead_tok: options in effect; "auto" and None are no bounds.
     """
@@ -99,8 +111,8 @@ class Signals:
     before: Acceptance | None = None
     recent: Acceptance | None = None
     routes: RouteCounts | None = None
-    kept_in_rounds: float | None = None
-    kept_on_text: float | None = None
+    kept_in_rounds: Kept | None = None
+    kept_on_text: Kept | None = None
     record_bytes: float | None = None
     device: str | None = None
     k_asked: int | str | None = None

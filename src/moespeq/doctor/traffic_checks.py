@@ -66,8 +66,10 @@ def _window(signals: Signals) -> Finding:
     window = "all steps" if signals.lookahead_tok is None else f"{signals.lookahead_tok} steps"
     told = f"{signals.hits} hits, {signals.late} late, {signals.misses} misses ({share:.0%}); fetched for: {window}"
     has_drafted = signals.acceptance.drafts > signals.rounds / 2
+    if not has_drafted:
+        told = f"{told}; {signals.acceptance.drafts} of {signals.rounds} rounds drafted, the others foretell nothing"
     if share <= _MOST_MISS_SHARE or not has_drafted:
-        return fine(name, told if has_drafted else f"{told}; hardly any round drafted, so nothing was foretold")
+        return fine(name, told)
     if signals.lookahead_tok is not None:
         return warning(name, told, "draft steps past the window are not fetched for", "leave --lookahead out")
     cause = "the draft foretells other experts than the target asks for, or nothing is fetched ahead"

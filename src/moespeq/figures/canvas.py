@@ -46,9 +46,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            "Figures need matplotlib, which is missing; `pip install 'moespeq[plots]'` adds it."
-        ) from error
+        raise UsageError("Figures need matplotlib, which is missing; `pip install matplotlib` adds it.") from error
 
 
 @contextmanager

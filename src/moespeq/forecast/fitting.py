@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from moespeq.config import LoadOptions
 from moespeq.decode.planning import ModelSizes, plan_for, record_choices
 from moespeq.errors import BudgetError, UsageError
-from moespeq.plan import DEFAULT_CONTEXT_TOK, Machine, least_memory_bytes, resolve_options
+from moespeq.plan import DEFAULT_CONTEXT_TOK, SHORT_CONTEXT_TOK, Machine, least_memory_bytes, resolve_options
 
 __all__ = ["DraftNeed", "WayToFit", "draft_needs", "ways_to_fit"]
 
-_SHORTER_CONTEXTS_TOK = (2048, 1024, 512, 256)
+_SHORTER_CONTEXTS_TOK = (2048, 1024, 512, SHORT_CONTEXT_TOK)
 _FEWEST_ROWS, _FEWEST_PREFILL_ROWS = 17, 512
 _GRAIN_BYTES = 1 << 20  # sizes are proposed in whole MiB
 

@@ -31,8 +31,8 @@ class PlanReport:
     """model: its name; asked: as it was given; source: what the sizes are from. Either `plan` is there and what follows
     from it, or `refusal` and `ways`; with `draft_needs` where no way gives an engine that drafts.
 
-    disk_bytes: of the store. hit_share: of the experts a pass asks for, if all were used alike. speed: None where
-    nothing is known to reckon with.
+    disk_bytes: of the store. is_here: False where the GPU is one that is only planned for. hit_share: of the experts a
+    pass asks for, if all were used alike. speed: None where nothing is known to reckon with.
     """
 
     model: str
@@ -40,6 +40,7 @@ class PlanReport:
     source: str
     options: LoadOptions
     disk_bytes: int
+    is_here: bool = True
     plan: MemoryPlan | None = None
     needs: MemoryNeeds | None = None
     hit_share: float = 0.0
@@ -75,9 +76,8 @@ def _report(
 ) -> PlanReport:
     sizes = _Remembered(sizes)
     stored = sizes.needs("store")
-    report = PlanReport(
-        model, asked, source, options, disk_bytes=stored.dense_bytes + stored.base_bytes + stored.records_bytes
-    )
+    disk_bytes = stored.dense_bytes + stored.base_bytes + stored.records_bytes
+    report = PlanReport(model, asked, source, options, disk_bytes, machine.is_here)
     try:
         chosen, plan = plan_for(sizes, options, machine)
     except BudgetError as error:
@@ -118,5 +118,6 @@ def _machine(options: LoadOptions) -> Machine:
         machine,
         gpu_free_bytes=options.device_memory,
         host_free_bytes=host_bytes,
-        gpu="a GPU that is not here, with as much memory as was given",
+        gpu="the GPU planned for, which is not here",
+        is_here=False,
     )

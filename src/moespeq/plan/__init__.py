@@ -2,11 +2,19 @@
 
 from moespeq.plan.depth import DepthLimits
 from moespeq.plan.machine import Machine, resolve_options
-from moespeq.plan.memory import DEFAULT_CONTEXT_TOK, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory
+from moespeq.plan.memory import (
+    DEFAULT_CONTEXT_TOK,
+    SHORT_CONTEXT_TOK,
+    MemoryNeeds,
+    MemoryPlan,
+    least_memory_bytes,
+    plan_memory,
+)
 from moespeq.plan.workspace import Figure, cuda_scratch_bytes
 
 __all__ = [
     "DEFAULT_CONTEXT_TOK",
+    "SHORT_CONTEXT_TOK",
     "DepthLimits",
     "Figure",
     "Machine",

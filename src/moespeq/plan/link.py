@@ -19,6 +19,7 @@ _DRAFT_STEP_S = 2.5e-3  # as a graph
 _LINK_BYTES_PER_S = 55e9  # PCIe 5; a slower one only has its queue a little deeper than it needs
 _BEGUN = 2  # copies a GPU's link begins at once; a disk begins one a thread
 _SLOT_SHARE = 10  # the queue takes at most one slot in so many
+_LEAST_DISK = "two for each thread that reads"
 
 
 def plan_link_depth(
@@ -30,15 +31,24 @@ def plan_link_depth(
     is_disk = options.device == "cpu"
     begun, least = (options.link_threads, 2 * options.link_threads) if is_disk else (_BEGUN, 1)
     if is_disk and times is None:
-        reasons["link_depth"] = f"{least}: two for each thread that reads{_advice(machine, profile, model)}"
+        reasons["link_depth"] = (
+            f"{least}: records fetched ahead at once, {_LEAST_DISK}{_advice(machine, profile, model)}"
+        )
         return least
     bytes_per_s = _LINK_BYTES_PER_S if profile is None else _bytes_per_s(profile, slot_bytes, is_disk=is_disk)
     step_s = _DRAFT_STEP_S if times is None else times.draft_s_per_tok
     moved = math.ceil(step_s * bytes_per_s / slot_bytes)
-    depth = max(least, min(moved + begun, num_slots // _SLOT_SHARE))
+    wanted, most = moved + begun, num_slots // _SLOT_SHARE
+    depth = max(least, min(wanted, most))
+    if depth == wanted:
+        bound = ""
+    elif depth == most:
+        bound = f", but no more than a tenth of the {num_slots} slots"
+    else:
+        bound = f", but {_LEAST_DISK if is_disk else 'one at least'}"
     reasons["link_depth"] = (
-        f"{depth}: at {bytes_per_s / 1e9:.1f} GB/s a draft step of {1e3 * step_s:.2f} ms moves {moved} records of "
-        f"{format_bytes(slot_bytes)}, {begun} more begin, and {num_slots // _SLOT_SHARE} are a tenth of the slots"
+        f"{depth}: records fetched ahead at once; at {bytes_per_s / 1e9:.1f} GB/s a draft step of "
+        f"{1e3 * step_s:.2f} ms moves {moved} records of {format_bytes(slot_bytes)} and {begun} more can begin{bound}"
         f"{_advice(machine, profile, model)}"
     )
     return depth
@@ -49,7 +59,7 @@ def profile_of(options: LoadOptions, machine: Machine, reasons: dict[str, str]) 
     profile, device = machine.profile, "cpu" if options.device == "cpu" else machine.gpu
     if profile is None or profile.device == device:
         return profile
-    reasons["profile"] = f"{machine.profile_path} is of {profile.device} and not of {device}: not used"
+    reasons["profile"] = f"{machine.profile_path} was measured on {profile.device}, not on {device}: not used"
     return None
 
 
@@ -59,8 +69,10 @@ def _bytes_per_s(profile: MachineProfile, slot_bytes: int, *, is_disk: bool) -> 
 
 def _advice(machine: Machine, profile: MachineProfile | None, model: str) -> str:
     """Where the figures are from, and how to get better ones."""
+    if not machine.is_here:
+        return "; guessed (`moespeq profile` on the machine with that GPU measures)"
     if profile is None:
-        return "; nothing of it is measured here (`moespeq profile` does)"
+        return "; guessed, nothing was measured here (`moespeq profile` does)"
     if profile.times_of(model) is None:
         return f"; {machine.profile_path} has no times of {model} (`moespeq profile MODEL` adds them)"
     return f"; measured, in {machine.profile_path}"

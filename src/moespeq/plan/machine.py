@@ -16,13 +16,15 @@ __all__ = ["Machine", "resolve_options"]
 class Machine:
     """Free memory and cores. gpu_free_bytes: None where no GPU is usable; `gpu` then says why, else its name.
 
-    profile: what was measured here, or on another device of this machine, and the file it was read from.
+    is_here: False where the GPU is one that is only planned for. profile: what was measured here, or on another device
+    of this machine, and the file it was read from.
     """
 
     host_free_bytes: int
     num_cores: int = 1
     gpu_free_bytes: int | None = None
     gpu: str = "no GPU was looked for"
+    is_here: bool = True
     profile: MachineProfile | None = None
     profile_path: Path = Path()
 

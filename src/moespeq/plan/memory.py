@@ -24,9 +24,9 @@ from moespeq.plan.threads import plan_threads
 from moespeq.plan.workspace import Figure, workspace
 from moespeq.types import ModelShape
 
-__all__ = ["DEFAULT_CONTEXT_TOK", "MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
+__all__ = ["DEFAULT_CONTEXT_TOK", "SHORT_CONTEXT_TOK", "MemoryNeeds", "MemoryPlan", "least_memory_bytes", "plan_memory"]
 
-DEFAULT_CONTEXT_TOK = 4096
+DEFAULT_CONTEXT_TOK, SHORT_CONTEXT_TOK = 4096, 256
 _HOST_SHARE = 0.8  # of the free host memory, when no budget was given; the rest is the operating system's
 _GPU_SHARE = 0.95  # of the free GPU memory; the rest is what others may still take
 
@@ -106,7 +106,7 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
     """
     reasons = {"device": f"{options.device}: {machine.gpu}"}
     if options.rows is None:
-        reasons["rows"] = f"{options.row_bucket}: the default {options.mode.replace('_', ' ')} on {options.device}"
+        reasons["rows"] = _default_rows(options)
     context_tok = _resolve_context(needs.shape, options, reasons)
     if options.prefix_cache and needs.shape.state_bytes:
         options = replace(options, prefix_cache=0)
@@ -116,7 +116,9 @@ def plan_memory(needs: MemoryNeeds, options: LoadOptions, machine: Machine) -> M
     host_bytes = _host_bytes(needs, options, machine, reasons)
     budget_bytes = _resolve_budget(needs, options, fixed.num_bytes, _free_bytes(machine, options, host_bytes), reasons)
     if budget_bytes < fixed.num_bytes + needs.slot_bytes:
-        raise BudgetError(_missing(fixed, needs, budget_bytes))
+        raise BudgetError(
+            _missing(fixed, needs, budget_bytes, _shorter_context(needs, options, budget_bytes, context_tok))
+        )
     if options.records == "mixed":
         fixed = _with_bank(fixed, needs, options, budget_bytes)
     num_slots = min(needs.num_records, (budget_bytes - fixed.num_bytes) // needs.slot_bytes)
@@ -249,14 +251,31 @@ def _resolve_budget(
     return share_bytes
 
 
-def _missing(fixed: _Fixed, needs: MemoryNeeds, budget_bytes: int) -> str:
+def _default_rows(options: LoadOptions) -> str:
+    if options.mode == "on_demand":
+        return f"{options.row_bucket}: on demand a pass takes one token"
+    device = "a GPU" if options.device == "cuda" else "a CPU"
+    return f"{options.row_bucket}: most tokens of a verify pass, a draft and one more; the default on {device}"
+
+
+def _shorter_context(needs: MemoryNeeds, options: LoadOptions, budget_bytes: int, context_tok: int) -> str:
+    """What a shorter context would change of a budget that is too small."""
+    if context_tok <= SHORT_CONTEXT_TOK:
+        return ""
+    least_bytes = least_memory_bytes(needs, replace(options, ctx_size=SHORT_CONTEXT_TOK))
+    if least_bytes <= budget_bytes:
+        return ", or a shorter --ctx-size"
+    return f", or {format_at_least(least_bytes)} with --ctx-size {SHORT_CONTEXT_TOK}"
+
+
+def _missing(fixed: _Fixed, needs: MemoryNeeds, budget_bytes: int, shorter: str) -> str:
     least_bytes = fixed.num_bytes + needs.slot_bytes
     return (
         f"The memory budget of {format_bytes(budget_bytes)} is {format_bytes(least_bytes - budget_bytes)} too small: "
         f"dense weights {format_bytes(needs.dense_bytes)}, INT4 base {format_bytes(fixed.base_bytes)}, "
         f"KV cache {format_bytes(fixed.kv_bytes)}, workspace {format_bytes(fixed.workspace_bytes)} and one expert "
         f"{format_bytes(needs.slot_bytes)} must fit; "
-        f"give at least {format_at_least(least_bytes)}, or a shorter --ctx-size."
+        f"give at least {format_at_least(least_bytes)}{shorter}."
     )
 
 

@@ -25,7 +25,7 @@ __all__ = ["Speed", "expected_speed"]
 class Speed:
     """hit_share: of the experts a pass asks for. is_link_alone: nothing but the link was counted, an upper bound.
 
-    s_per_byte: what a record's byte takes on its way to a slot.
+    s_per_byte: what a record's byte takes on its way to a slot. plain_tokens_per_s: of the same plan with k = 0.
     """
 
     k: int
@@ -34,6 +34,7 @@ class Speed:
     hit_share: float
     s_per_byte: float
     is_link_alone: bool
+    plain_tokens_per_s: float
 
 
 def expected_speed(
@@ -66,6 +67,7 @@ def expected_speed(
         hit_share=hit_share,
         s_per_byte=s_per_byte,
         is_link_alone=times is None,
+        plain_tokens_per_s=by_depth[0],
     )
 
 

@@ -110,7 +110,11 @@ def _bytes_per_s(text: str) -> float:
     if text in LINK_BYTES_PER_S:
         return LINK_BYTES_PER_S[text]
     if not text[:1].isdigit():
-        raise UsageError(_unknown("link", text, list(LINK_BYTES_PER_S)) + " Or give its bytes a second, such as 25GB.")
+        known = list(LINK_BYTES_PER_S)
+        meant = nearest_name(text, known)
+        raise UsageError(
+            f"link '{text}' is unknown; use {', '.join(known)}, or its bytes a second, such as 25GB.{meant}"
+        )
     bytes_per_s = parse_bytes(text)
     if bytes_per_s == 0:
         raise UsageError("A link of 0 bytes a second moves nothing; give its bytes a second, such as 25GB.")
