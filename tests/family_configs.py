@@ -277,6 +277,30 @@ SPECIFIC: dict[str, dict[str, Any]] = {
         "layers_block_type": ["mamba", "moe", "attention", "moe"],
         "num_hidden_layers": 4,
     },
+    "jamba": {
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 6,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 8,
+    },
+    "minimax": {**_EIGHT_EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "block_size": 8},
+    "zaya": {
+        **_WINDOWED,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 32,
+    },
 }
 # Families whose checkpoints hold a model of images beside the text: what makes their text small.
 WRAPPED: dict[str, dict[str, Any]] = {

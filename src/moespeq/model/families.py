@@ -26,13 +26,15 @@ class MaskForm(Enum):
 class Family:
     """What is known of a `model_type` beside its configuration.
 
-    mixer: class of its layers with a state instead of keys and values. top_k: what its configuration calls the number
+    mixer: class of its layers with a state, instead of keys and values or beside them. continues: such a mixer may be
+    given several rows behind others. top_k: what its configuration calls the number
     of experts of a token. has_graphs: its passes were proven as graphs on a GPU; others run eagerly there. has_blocks:
     router and experts are a module of their own, which takes hidden states alone.
     """
 
     masks: MaskForm = MaskForm.ONE
     mixer: str | None = None
+    continues: bool = True
     top_k: str = "num_experts_per_tok"
     has_graphs: bool = False
     has_blocks: bool = True
@@ -66,11 +68,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "hunyuan_v1_moe": _PLAIN,
         "hy_v3": _PLAIN,
         "hy_v4": _BY_TYPE,
+        "jamba": Family(MaskForm.BY_LAYER_TYPE, mixer="JambaMambaMixer", continues=False),
         "kimi_linear": Family(MaskForm.BY_LAYER_TYPE, mixer="KimiLinearDeltaAttention", top_k="num_experts_per_token"),
         "laguna": _BY_TYPE,
         "lfm2_moe": Family(MaskForm.BY_LAYER_TYPE, mixer="Lfm2MoeShortConv"),
         "mellum": _BY_TYPE,
         "mimo_v2_flash": _BY_TYPE,
+        "minimax": Family(MaskForm.BY_LAYER_TYPE, mixer="MiniMaxLightningAttention"),
         "minimax_m2": _PLAIN,
         "mixtral": Family(MaskForm.WINDOWED, has_graphs=True),
         "nemotron_h": Family(MaskForm.BY_LAYER_TYPE, mixer="NemotronHMamba2Mixer"),
@@ -84,6 +88,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_moe": Family(MaskForm.WINDOWED, has_graphs=True),
         "qwen3_next": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3NextGatedDeltaNet"),
         "solar_open": _PLAIN,
+        "zaya": Family(MaskForm.BY_LAYER_TYPE, mixer="ZayaCCAProjection", has_blocks=False),
     }
 )
 
@@ -101,16 +106,13 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
         "glm5_next": "its sparse attention pools positions, by a mask of another form",
         "inkling": _HAS_MORE,
-        "jamba": "its own code goes on wrongly from several tokens at once",
         "jetmoe": _NO_INTERFACE,
         "llama4": _NO_INTERFACE,
         "longcat_flash": _NO_INTERFACE,
-        "minimax": "its own code cannot go on from several tokens at once",
         "openai_privacy_filter": "it labels tokens and generates none",
         "qwen3_omni_moe": _HAS_MORE,
         "qwen4_exp": _STATES_BESIDE,
         "step3p7": _NO_INTERFACE,
-        "zaya": _STATES_BESIDE,
     }
 )
 """Families with routed experts that are not taken, and why."""

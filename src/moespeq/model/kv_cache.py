@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from moespeq.model.recurrent import StateLayer
 
 __all__ = ["KVCursor", "SharedCache"]
 
@@ -87,25 +89,27 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """A transformers cache of `num_layers` layers: static ones that share one cursor, but for `others` by index."""
+    """A transformers cache of `num_layers` layers: static ones that share one cursor, but for `others` by index, which
+    have a state and may have keys and values too.
+    """
 
     def __init__(
         self,
         num_layers: int,
         length: int,
         device: torch.device,
-        others: Mapping[int, CacheLayerMixin | LinearAttentionLayer] = MappingProxyType({}),
+        others: Mapping[int, StateLayer] = MappingProxyType({}),
     ) -> None:
         self.cursor = KVCursor(device)
-        self._static = {
-            layer: _StaticKVLayer(length, self.cursor) for layer in range(num_layers) if layer not in others
-        }
-        super().__init__(layers=[{**others, **self._static}[layer] for layer in range(num_layers)])
+        self._static = [_StaticKVLayer(length, self.cursor) for _ in range(num_layers)]
+        for layer, states in others.items():
+            states.keys_beside = self._static[layer]
+        Cache.__init__(self, layers=[others.get(layer, static) for layer, static in enumerate(self._static)])
 
     def clear(self) -> None:
         """Zeros again, as at the first write."""
         with torch.inference_mode():
-            for layer in self._static.values():
+            for layer in self._static:
                 for tensor in layer.storage:
                     tensor.zero_()
 
@@ -113,10 +117,10 @@ class SharedCache(Cache):  # type: ignore[misc]
         """Of each layer that was written, views of its keys, values and what else it keeps of positions `begin` to
         `end`, [1, heads, T, D] each.
         """
-        written = (layer.storage for layer in self._static.values() if layer.is_initialized)
+        written = (layer.storage for layer in self._static if layer.is_initialized)
         return [tuple(tensor[..., begin:end, :] for tensor in storage) for storage in written]
 
     @property
     def num_bytes(self) -> int:
         """Bytes taken so far; storage of a layer is allocated at its first write."""
-        return sum(tensor.nbytes for layer in self._static.values() for tensor in layer.storage)
+        return sum(tensor.nbytes for layer in self._static for tensor in layer.storage)

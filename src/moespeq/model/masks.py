@@ -14,7 +14,7 @@ from moespeq.model.families import FAMILIES, MaskForm
 
 __all__ = ["MaskBuilder"]
 
-_SLIDING = "sliding_attention"
+_SLIDING = ("sliding_attention", "hybrid_sliding")
 _WITHOUT_MASK = ("linear_attention", "conv")  # layers with a state, which all of their rows belong to
 
 
@@ -26,7 +26,7 @@ class MaskBuilder:
         self._window: int | None = getattr(config, "sliding_window", None) or None
         layer_types: Sequence[str] = getattr(config, "layer_types", None) or ()
         self._form = FAMILIES[config.model_type].masks
-        attending = {name for name in layer_types if name.endswith("attention")}
+        attending = {name for name in layer_types if name.endswith("attention") or name.startswith("hybrid")}
         self._types = sorted({"full_attention", *attending} - {*_WITHOUT_MASK})
         self._is_sliding = self._window is not None and not layer_types and self._form is MaskForm.WINDOWED
         self._columns = torch.zeros(0, dtype=torch.long, device=device)
@@ -37,7 +37,7 @@ class MaskBuilder:
             return self._mask(positions, bucket, self._window if self._is_sliding else None)
         full = self._mask(positions, bucket, None)
         window = full if self._window is None else self._mask(positions, bucket, self._window)
-        masks = {name: window if name == _SLIDING else full for name in self._types}
+        masks = {name: window if name in _SLIDING else full for name in self._types}
         return masks | dict.fromkeys(_WITHOUT_MASK)
 
     def hide_only_what_follows(
@@ -48,7 +48,7 @@ class MaskBuilder:
         if isinstance(masks, torch.Tensor):
             return [] if has_window and self._is_sliding else [masks]
         given = ((name, mask) for name, mask in masks.items() if mask is not None)
-        return [mask for name, mask in given if not (has_window and name == _SLIDING)]
+        return [mask for name, mask in given if not (has_window and name in _SLIDING)]
 
     def _mask(self, positions: torch.Tensor, bucket: int, window: int | None) -> torch.Tensor:
         if self._columns.numel() != bucket:

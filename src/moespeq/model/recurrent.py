@@ -1,4 +1,4 @@
-"""Mixers with a state instead of keys and values (linear attention, state space, short convolution), row by row.
+"""Mixers with a state, instead of keys and values or beside them (linear attention, state space, convolution), row by row.
 
 Such a mixer takes another kernel for one row than for several, whose bits differ, and cannot be cut back: padded or
 rejected rows would stay in its state. So draft and verify give it one row at a time, live rows only; the target's
@@ -11,13 +11,13 @@ Owns the states. Shapes: R row bucket, H hidden size; a state of a layer is one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from moespeq.model.families import FAMILIES
 
@@ -30,8 +30,9 @@ class RecurrentStates:
     The state of position p is the one that tokens 0..p-1 leave. Those of R + 1 positions in a row are kept, in a ring.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._num_kept = rows + 1
+    def __init__(self, rows: int, *, continues: bool = True) -> None:
+        """continues: whether the model's own code may be given several rows behind others."""
+        self._num_kept, self._continues = rows + 1, continues
         self._kept: dict[int, int] = {}  # place in the ring -> position
         self._layers: list[StateLayer] = []
         self._start = 0
@@ -65,6 +66,7 @@ class RecurrentStates:
     def begin_target(self, start: int, num_rows: int, *, by_row: bool) -> None:
         """The next pass is the target's, `num_rows` live rows from position `start` on; `has(start)`."""
         assert self.has(start), (start, self._kept)
+        by_row = by_row or (start > 0 and not self._continues)
         self._start, self.live_rows, self._is_draft = start, num_rows if by_row else None, False
         self._draft_end = None
         ends = range(start + 1, start + num_rows + 1) if by_row else (start + num_rows,)
@@ -99,7 +101,12 @@ class RecurrentStates:
 
 
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
-    """transformers' own layer holds the running state; beside it the ring of those that are kept."""
+    """transformers' own layer holds the running state; beside it the ring of those that are kept.
+
+    keys_beside: holds the keys and values of a layer that has both.
+    """
+
+    keys_beside: CacheLayerMixin
 
     def __init__(self, num_kept: int) -> None:
         super().__init__()
@@ -129,6 +136,11 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         for ring, tensor in zip(self._ring, self._running(), strict=True):
             tensor.copy_(ring[place])
 
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, where the layer has them too."""
+        updated: tuple[torch.Tensor, torch.Tensor] = self.keys_beside.update(*args, **kwargs)
+        return updated
+
     def get_seq_length(self) -> int:
         return 0  # positions are given with every pass
 
@@ -145,18 +157,27 @@ class _RowByRow(nn.Module):
         self.mixer = mixer
         self._states, self._layer = states, layer
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """[1, T, H] to [1, T, H]; rows behind the live ones repeat the last."""
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[1, T, H] to [1, T, H], or to several of them; rows behind the live ones repeat the last."""
         live = self._states.live_rows
         if live is None:
-            mixed: torch.Tensor = self.mixer(hidden_states, **kwargs)
+            mixed = self.mixer(hidden_states, *args, **kwargs)
             self._states.keep(self._layer, hidden_states.shape[1])
             return mixed
         rows = []
         for row in range(live):
-            rows.append(self.mixer(hidden_states[:, row : row + 1], **kwargs))
+            rows.append(self.mixer(hidden_states[:, row : row + 1], *args, **kwargs))
             self._states.keep(self._layer, row + 1)
-        return torch.cat([*rows, *rows[-1:] * (hidden_states.shape[1] - live)], dim=1)
+        rows += rows[-1:] * (hidden_states.shape[1] - live)
+        if isinstance(rows[0], tuple):
+            return tuple(_join(parts) for parts in zip(*rows, strict=True))
+        return _join(rows)
+
+
+def _join(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """[1, 1, ...] of every row -> [1, T, ...]; what a mixer does not tell stays untold."""
+    told = [row for row in rows if row is not None]
+    return torch.cat(told, dim=1) if told else None
 
 
 def wrap_mixers(model: PreTrainedModel, states: RecurrentStates) -> dict[int, StateLayer]:
