@@ -47,7 +47,8 @@ def masks_of_layers(model: PreTrainedModel) -> Iterator[list[torch.Tensor | None
         mask = mask["causal"] if isinstance(mask, dict) else mask  # beside one for padding
         seen.append(mask if mask is None else mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0)
 
-    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in model.model.layers]
+    layers = model.transformer.blocks if hasattr(model, "transformer") else model.model.layers
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
     try:
         yield seen
     finally:
@@ -103,7 +104,8 @@ def test_a_prefill_sees_what_transformers_lets_it_see(family: str, overrides: di
     assert len(ours) == len(expected) == model.config.num_hidden_layers
     assert_same(ours, expected)
     is_windowed = any(mask is not None and not mask[-1, 0] for mask in ours)
-    assert is_windowed == (bool(overrides) or "sliding_window" in SPECIFIC[family])
+    reaches = {"sliding_window", "attention_chunk_size"} & SPECIFIC[family].keys()
+    assert is_windowed == (bool(overrides) or bool(reaches))
 
 
 @pytest.mark.parametrize(("family", "overrides"), CASES)

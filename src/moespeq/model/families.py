@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "axk1": _PLAIN,
         "axk2": _BY_TYPE,
         "cohere2_moe": _BY_TYPE,
+        "dbrx": Family(top_k="ffn_config.moe_top_k"),
         "deepseek_v2": Family(has_graphs=True),
         "deepseek_v3": Family(has_graphs=True),
         "deepseek_v32": _BY_TYPE,
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "kimi_linear": Family(MaskForm.BY_LAYER_TYPE, mixer="KimiLinearDeltaAttention", top_k="num_experts_per_token"),
         "laguna": _BY_TYPE,
         "lfm2_moe": Family(MaskForm.BY_LAYER_TYPE, mixer="Lfm2MoeShortConv"),
+        "llama4_text": _BY_TYPE,
         "mellum": _BY_TYPE,
         "mimo_v2_flash": _BY_TYPE,
         "minimax": Family(MaskForm.BY_LAYER_TYPE, mixer="MiniMaxLightningAttention"),
@@ -99,7 +101,6 @@ _STATES_BESIDE = "a layer has states beside its keys and values, and no test pro
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "aria": _NO_INTERFACE,
-        "dbrx": _NO_INTERFACE,
         "deepseek_ocr2": _HAS_MORE,
         "deepseek_v4": "its attention compresses keys in a cache of its own, which cannot be cut back yet",
         "ernie4_5_vl_moe": "its checkpoints mix the experts of text and of images in one tensor",
@@ -107,7 +108,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "glm5_next": "its sparse attention pools positions, by a mask of another form",
         "inkling": _HAS_MORE,
         "jetmoe": _NO_INTERFACE,
-        "llama4": _NO_INTERFACE,
         "longcat_flash": _NO_INTERFACE,
         "openai_privacy_filter": "it labels tokens and generates none",
         "qwen3_omni_moe": _HAS_MORE,

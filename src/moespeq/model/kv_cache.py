@@ -27,12 +27,13 @@ class KVCursor:
 
     def __init__(self, device: torch.device) -> None:
         self.places = torch.zeros(0, dtype=torch.long, device=device)  # [T]
+        self.start = 0
         self.bucket = 0
 
     def move(self, start: int, num_rows: int, bucket: int) -> None:
         """The next pass writes rows start..start+num_rows-1 and attends over `bucket` positions."""
         self.places = torch.arange(start, start + num_rows, device=self.places.device)
-        self.bucket = bucket
+        self.start, self.bucket = start, bucket
 
 
 class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -82,7 +83,7 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._cursor.bucket, 0
 
     def get_seq_length(self) -> int:
-        return int(self._cursor.places[0]) if self._cursor.places.numel() else 0
+        return self._cursor.start
 
     def get_max_length(self) -> int:
         return self._length

@@ -1,4 +1,4 @@
-"""Mixers with a state, instead of keys and values or beside them (linear attention, state space, convolution), row by row.
+"""Mixers with a state, instead of keys and values or beside them (linear attention, convolutions), row by row.
 
 Such a mixer takes another kernel for one row than for several, whose bits differ, and cannot be cut back: padded or
 rejected rows would stay in its state. So draft and verify give it one row at a time, live rows only; the target's

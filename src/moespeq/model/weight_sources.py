@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from moespeq.errors import CheckpointError
+from moespeq.model.shims import converters_of
 from moespeq.store import TensorEntry
 
 __all__ = ["UNCONVERTED", "Sources", "check_dense_weights", "find_sources"]
@@ -29,7 +30,7 @@ def find_sources(
     model: PreTrainedModel, entries: Mapping[str, TensorEntry]
 ) -> tuple[dict[str, WeightConverter], dict[str, Sources]]:
     """Walk the tensors as transformers' loader does: its converters by pattern, and the sources of each weight."""
-    mapping = get_model_conversion_mapping(model)
+    mapping = [*get_model_conversion_mapping(model), *converters_of(model)]
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     state, prefix = model.state_dict(), model.base_model_prefix

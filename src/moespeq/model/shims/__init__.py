@@ -1,0 +1,59 @@
+"""Experts modules of ours for families whose own code computes experts without transformers' experts interface.
+
+A shim takes the place of such a module in one instance of a model, keeps what is dense in it (router, shared expert)
+and asks our experts function for the rest; transformers' classes stay as they are. Where a checkpoint's tensors are not
+the shim's matrices, converters in the form of transformers' own say which is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightConverter
+
+from moespeq.model.shims.dbrx import DbrxShim, StackedExperts, dbrx_converters
+from moespeq.model.shims.llama4 import Llama4Shim
+
+__all__ = ["SHIMS", "StackedExperts", "converters_of", "install"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shim:
+    """replaces: the class that `module`, called with one of its instances, takes the place of."""
+
+    replaces: str
+    module: Callable[..., nn.Module]
+    converters: Callable[[], list[WeightConverter]] = list
+
+
+SHIMS: Mapping[str, Shim] = MappingProxyType(
+    {
+        "dbrx": Shim("DbrxExperts", DbrxShim, dbrx_converters),
+        "llama4_text": Shim("Llama4TextMoe", Llama4Shim),
+    }
+)
+
+
+def install(model: PreTrainedModel) -> None:
+    """Put the shim of the model's family, if it has one, in place; doing it again changes nothing."""
+    shim = _shim_of(model)
+    if shim is None:
+        return
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ == shim.replaces:
+                setattr(parent, name, shim.module(child))
+
+
+def converters_of(model: PreTrainedModel) -> list[WeightConverter]:
+    """What transformers' own conversion mapping does not say of the model's experts."""
+    shim = _shim_of(model)
+    return [] if shim is None else shim.converters()
+
+
+def _shim_of(model: PreTrainedModel) -> Shim | None:
+    return SHIMS.get(model.config.get_text_config().model_type)
