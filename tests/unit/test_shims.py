@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RMSNorm
 
 from families import make_tiny, tiny_config
 from moespeq.errors import CheckpointError, UnsupportedModelError
@@ -17,6 +18,7 @@ from moespeq.model.checkpoint_map import map_checkpoint
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.quantizer import experts_modules
+from moespeq.model.shims.deepseek_v4 import DeepseekV4NormShim
 from moespeq.store import open_checkpoint
 
 SHIMMED = tuple(shims.SHIMS)
@@ -26,7 +28,7 @@ def test_every_shim_is_of_a_supported_family() -> None:
     assert shims.SHIMS.keys() <= FAMILIES.keys()
 
 
-@pytest.mark.parametrize("family", SHIMMED)
+@pytest.mark.parametrize("family", ["dbrx", "llama4_text"])
 def test_a_shim_gives_the_experts_interface_to_an_instance_and_leaves_the_class_alone(family: str) -> None:
     config = tiny_config(family)
     assert len(experts_modules(empty_model(config))) == 3
@@ -56,6 +58,14 @@ def test_a_family_with_the_interface_needs_no_shim() -> None:
     shims.install(model)
     assert dict(model.named_modules()) == before
     assert shims.converters_of(model) == []
+
+
+def test_a_norm_of_deepseek_v4_answers_in_the_dtype_it_is_asked_in_and_else_as_its_own() -> None:
+    own = DeepseekV4RMSNorm(16)
+    own.weight.data = torch.rand(16, generator=torch.Generator().manual_seed(0))
+    ours, rows = DeepseekV4NormShim(own), torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ours(rows), own(rows))
+    assert torch.equal(ours(rows.bfloat16()), own(rows.bfloat16()).bfloat16())
 
 
 def test_llama4_with_several_experts_a_token_is_refused() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
-from moespeq.model.kv_cache import SharedCache
+from moespeq.model.compressed_kv import CompressedKVLayer, OneTensorLayer
+from moespeq.model.kv_cache import KVCursor, SharedCache, StaticKVLayer
 from moespeq.model.recurrent import RecurrentStates, wrap_mixers
 
 __all__ = ["new_cache"]
@@ -16,7 +19,16 @@ def new_cache(model: PreTrainedModel, length: int, device: torch.device, states:
     """A cache of `length` positions; mixers with a state are put behind ours, which keep theirs in `states`."""
     config = model.config.get_text_config()
     kind = _LinearCache if config.model_type == "minimax" else SharedCache
-    return kind(config.num_hidden_layers, length, device, wrap_mixers(model, states))
+    new_static = partial(_deepseek_v4_layer, config) if config.model_type == "deepseek_v4" else None
+    return kind(config.num_hidden_layers, length, device, wrap_mixers(model, states), new_static)
+
+
+def _deepseek_v4_layer(config: PreTrainedConfig, layer: int, length: int, cursor: KVCursor) -> StaticKVLayer:
+    layer_type = config.layer_types[layer]
+    window = config.compress_rates.get(layer_type)
+    if window is None:
+        return OneTensorLayer(length, cursor)
+    return CompressedKVLayer(length, cursor, window=window, overlaps=layer_type == "compressed_sparse_attention")
 
 
 class _LinearCache(SharedCache, MiniMaxCache):  # type: ignore[misc]

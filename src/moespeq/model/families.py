@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "deepseek_v2": Family(has_graphs=True),
         "deepseek_v3": Family(has_graphs=True),
         "deepseek_v32": _BY_TYPE,
+        "deepseek_v4": Family(MaskForm.WINDOWED, has_blocks=False),
         "dots1": _BY_TYPE,
         "ernie4_5_moe": _PLAIN,
         "exaone_moe": _BY_TYPE,
@@ -102,7 +103,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "aria": _NO_INTERFACE,
         "deepseek_ocr2": _HAS_MORE,
-        "deepseek_v4": "its attention compresses keys in a cache of its own, which cannot be cut back yet",
         "ernie4_5_vl_moe": "its checkpoints mix the experts of text and of images in one tensor",
         "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
         "glm5_next": "its sparse attention pools positions, by a mask of another form",

@@ -10,7 +10,7 @@ value is finite and its weight of exactly zero removes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from moespeq.model.recurrent import StateLayer
 
-__all__ = ["KVCursor", "SharedCache"]
+__all__ = ["KVCursor", "SharedCache", "StaticKVLayer"]
 
 
 class KVCursor:
@@ -36,7 +36,7 @@ class KVCursor:
         self.start, self.bucket = start, bucket
 
 
-class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
+class StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
     """Full-length storage of one layer, sliding windows included: the mask applies the window."""
 
     is_compileable = True
@@ -49,11 +49,12 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         self.indexer_keys: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def storage(like: torch.Tensor) -> torch.Tensor:
-            return like.new_zeros(like.shape[0], like.shape[1], self._length, like.shape[3])
-
-        self.keys, self.values = storage(key_states), storage(value_states)
+        self.keys, self.values = self._zeros(key_states), self._zeros(value_states)
         self.is_initialized = True
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Full-length storage for rows as those of `like` [1, heads, T, D]."""
+        return like.new_zeros(1, like.shape[1], self._length, like.shape[3])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -69,7 +70,7 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Write the keys [1, T, D] that sparse attention chooses positions by; returns those of the first B."""
         if self.indexer_keys is None:
-            self.indexer_keys = indexer_key_states.new_zeros(1, 1, self._length, indexer_key_states.shape[2])
+            self.indexer_keys = self._zeros(indexer_key_states[None])
         self.indexer_keys.index_copy_(2, self._cursor.places, indexer_key_states[None])
         return self.indexer_keys[0, :, : self._cursor.bucket]
 
@@ -100,9 +101,12 @@ class SharedCache(Cache):  # type: ignore[misc]
         length: int,
         device: torch.device,
         others: Mapping[int, StateLayer] = MappingProxyType({}),
+        new_static: Callable[[int, int, KVCursor], StaticKVLayer] | None = None,
     ) -> None:
+        """new_static: makes a layer's storage of (layer, length, cursor), where it is not the usual one."""
         self.cursor = KVCursor(device)
-        self._static = [_StaticKVLayer(length, self.cursor) for _ in range(num_layers)]
+        new_static = new_static or (lambda _, length, cursor: StaticKVLayer(length, cursor))
+        self._static = [new_static(layer, length, self.cursor) for layer in range(num_layers)]
         for layer, states in others.items():
             states.keys_beside = self._static[layer]
         Cache.__init__(self, layers=[others.get(layer, static) for layer, static in enumerate(self._static)])

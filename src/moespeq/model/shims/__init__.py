@@ -1,8 +1,9 @@
-"""Experts modules of ours for families whose own code computes experts without transformers' experts interface.
+"""Modules of ours in the place of what a family's own code does otherwise than we need.
 
-A shim takes the place of such a module in one instance of a model, keeps what is dense in it (router, shared expert)
-and asks our experts function for the rest; transformers' classes stay as they are. Where a checkpoint's tensors are not
-the shim's matrices, converters in the form of transformers' own say which is which.
+Mostly experts that are computed without transformers' experts interface: a shim keeps what is dense there (router,
+shared expert) and asks our experts function for the rest. Where a checkpoint's tensors are not the shim's matrices,
+converters in the form of transformers' own say which is which. A shim stands in one instance of a model; transformers'
+classes stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter
 
 from moespeq.model.shims.dbrx import DbrxShim, StackedExperts, dbrx_converters
+from moespeq.model.shims.deepseek_v4 import DeepseekV4NormShim
 from moespeq.model.shims.llama4 import Llama4Shim
 
 __all__ = ["SHIMS", "StackedExperts", "converters_of", "install"]
@@ -33,6 +35,7 @@ class Shim:
 SHIMS: Mapping[str, Shim] = MappingProxyType(
     {
         "dbrx": Shim("DbrxExperts", DbrxShim, dbrx_converters),
+        "deepseek_v4": Shim("DeepseekV4RMSNorm", DeepseekV4NormShim),
         "llama4_text": Shim("Llama4TextMoe", Llama4Shim),
     }
 )
