@@ -346,6 +346,13 @@ SPECIFIC: dict[str, dict[str, Any]] = {
 }
 # Families whose checkpoints hold a model of images beside the text: what makes their text small.
 WRAPPED: dict[str, dict[str, Any]] = {
+    "deepseek_ocr2": {
+        **_GROUPED,
+        "num_hidden_layers": 4,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
     "gemma4": SPECIFIC["gemma4_text"],
     "glm4v_moe": {
         **_GROUPED,
@@ -360,6 +367,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "kimi_k25": {"model_type": "deepseek_v3", **SPECIFIC["deepseek_v3"]},
     "llama4": SPECIFIC["llama4_text"],
     "minimax_m3_vl": {
         "num_key_value_heads": 2,
@@ -383,7 +391,10 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
     },
 }
+_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
 VISION: dict[str, Any] = {
+    "sam_config": {**_SMALL, "image_size": 64, "global_attn_indexes": [1], "downsample_channels": [16, 32]},
+    "encoder_config": {**_SMALL, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 8},
     "depth": 2,
     "num_hidden_layers": 2,
     "hidden_size": 32,

@@ -49,6 +49,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "axk2": _BY_TYPE,
         "cohere2_moe": _BY_TYPE,
         "dbrx": Family(top_k="ffn_config.moe_top_k"),
+        "deepseek_ocr2_text": _PLAIN,
         "deepseek_v2": Family(has_graphs=True),
         "deepseek_v3": Family(has_graphs=True),
         "deepseek_v32": _BY_TYPE,
@@ -95,23 +96,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 
-_HAS_MORE = "its checkpoints hold a model of images or sound beside the text, and no test proves that yet"
 _NO_INTERFACE = "its code computes experts by itself, not through transformers' experts interface"
-_STATES_BESIDE = "a layer has states beside its keys and values, and no test proves that yet"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "aria": _NO_INTERFACE,
-        "deepseek_ocr2": _HAS_MORE,
         "ernie4_5_vl_moe": "its checkpoints mix the experts of text and of images in one tensor",
         "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
         "glm5_next": "its sparse attention pools positions, by a mask of another form",
-        "inkling": _HAS_MORE,
+        "inkling": "its checkpoints interleave the rows of gate and up, and no test proves that layout yet",
         "jetmoe": _NO_INTERFACE,
         "longcat_flash": _NO_INTERFACE,
         "openai_privacy_filter": "it labels tokens and generates none",
-        "qwen3_omni_moe": _HAS_MORE,
-        "qwen4_exp": _STATES_BESIDE,
+        "qwen3_omni_moe": "its checkpoints hold a model that hears and speaks too, and no test proves that yet",
+        "qwen4_exp": "its embedding of several tokens has states of its own, and no test proves them yet",
         "step3p7": _NO_INTERFACE,
     }
 )
