@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "why_not_traced"]
+__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "tell_families", "why_not_traced"]
 
 
 class MaskForm(Enum):
@@ -29,7 +29,8 @@ class Family:
     mixer: class of its layers with a state, instead of keys and values or beside them. continues: such a mixer may be
     given several rows behind others. top_k: what its configuration calls the number
     of experts of a token. has_graphs: its passes were proven as graphs on a GPU; others run eagerly there. has_blocks:
-    router and experts are a module of their own, which takes hidden states alone.
+    router and experts are a module of their own, which takes hidden states alone. has_shim: a part of its code is
+    replaced by one of ours.
     """
 
     masks: MaskForm = MaskForm.ONE
@@ -38,6 +39,7 @@ class Family:
     top_k: str = "num_experts_per_tok"
     has_graphs: bool = False
     has_blocks: bool = True
+    has_shim: bool = False
 
 
 _PLAIN, _BY_TYPE = Family(), Family(MaskForm.BY_LAYER_TYPE)
@@ -48,12 +50,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "axk1": _PLAIN,
         "axk2": _BY_TYPE,
         "cohere2_moe": _BY_TYPE,
-        "dbrx": Family(top_k="ffn_config.moe_top_k"),
+        "dbrx": Family(top_k="ffn_config.moe_top_k", has_shim=True),
         "deepseek_ocr2_text": _PLAIN,
         "deepseek_v2": Family(has_graphs=True),
         "deepseek_v3": Family(has_graphs=True),
         "deepseek_v32": _BY_TYPE,
-        "deepseek_v4": Family(MaskForm.WINDOWED, has_blocks=False),
+        "deepseek_v4": Family(MaskForm.WINDOWED, has_blocks=False, has_shim=True),
         "dots1": _BY_TYPE,
         "ernie4_5_moe": _PLAIN,
         "exaone_moe": _BY_TYPE,
@@ -75,7 +77,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "kimi_linear": Family(MaskForm.BY_LAYER_TYPE, mixer="KimiLinearDeltaAttention", top_k="num_experts_per_token"),
         "laguna": _BY_TYPE,
         "lfm2_moe": Family(MaskForm.BY_LAYER_TYPE, mixer="Lfm2MoeShortConv"),
-        "llama4_text": _BY_TYPE,
+        "llama4_text": Family(MaskForm.BY_LAYER_TYPE, has_shim=True),
         "mellum": _BY_TYPE,
         "mimo_v2_flash": _BY_TYPE,
         "minimax": Family(MaskForm.BY_LAYER_TYPE, mixer="MiniMaxLightningAttention"),
@@ -122,6 +124,17 @@ def describe_families() -> list[dict[str, str | bool | None]]:
         {"name": name, "supported": name in FAMILIES or f"{name}_text" in FAMILIES, "reason": REFUSED.get(name)}
         for name in sorted({name.removesuffix("_text") for name in (*FAMILIES, *REFUSED)})
     ]
+
+
+def tell_families() -> list[tuple[str, str]]:
+    """The same for people, supported ones first: a name, and what there is to say."""
+    told = []
+    for entry in sorted(describe_families(), key=lambda entry: not entry["supported"]):
+        name = str(entry["name"])
+        family = FAMILIES.get(name) or FAMILIES.get(f"{name}_text")
+        is_shimmed = family is not None and family.has_shim
+        told.append((name, str(entry["reason"] or ("supported, with a shim of ours" if is_shimmed else "supported"))))
+    return told
 
 
 def why_not_traced(model_type: str) -> str | None:
