@@ -1,7 +1,7 @@
 """What mkdocs does not do by itself, so that nothing is written twice.
 
-Pages of the repository's root join the site, the command line's reference is made from the Typer app, and a link that
-works on GitHub works here: to another page, or to a source file, which then comes along; in HTML too, which mkdocs
+Pages of the repository's root join the site, the command line's reference is made from the Typer app and the table of
+families from theirs, and a link that works on GitHub works here: to another page, or to a source file, which then comes along; in HTML too, which mkdocs
 leaves as it is.
 """
 
@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from moespeq.cli.main import app
 from moespeq.cli.manual import ManualGroup, example_of, paragraphs_of, params_by_panel
+from moespeq.model.families import tell_families
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -74,7 +75,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match[1]}{match[2]}{file.url_relative_to(page.file)}"
 
     markdown = _ATTRIBUTE.sub(readdressed, _LINK.sub(relinked, markdown))
-    return "\n".join([markdown, *_command_line()]) if here == "cli.md" else markdown
+    return "\n".join([markdown, *_GENERATED[here]()]) if here in _GENERATED else markdown
 
 
 def _site_path(repo: str) -> str:
@@ -82,6 +83,12 @@ def _site_path(repo: str) -> str:
     if repo in ROOT_PAGES:
         return ROOT_PAGES[repo]
     return repo.removeprefix(f"{DOCS}/") if repo.startswith(f"{DOCS}/") else f"source/{repo}"
+
+
+def _families() -> Iterator[str]:
+    """What `moespeq info --families` says."""
+    yield from ("", "| family | |", "|---|---|")
+    yield from (f"| {name} | {_cell(told)} |" for name, told in tell_families())
 
 
 def _command_line() -> Iterator[str]:
@@ -105,3 +112,7 @@ def _commands(group: Any, context: Context) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("[default:", "[default:")
+
+
+_GENERATED = {"cli.md": _command_line, "families.md": _families}
+"""Pages that go on with what the code says."""

@@ -119,8 +119,10 @@ def _random_model(config: Any, seed: int, dtype: torch.dtype) -> PreTrainedModel
         model: PreTrainedModel = auto_class(config).from_config(config, dtype=dtype)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             # Zero biases and all-one norms would hide a tensor that went to the wrong place.
-            if name.endswith(("bias", "norm.weight", "sinks")) or "layernorm" in name:
+            if name.endswith(("bias", "biases", "norm.weight", "sinks", "temp")) or "layernorm" in name:
                 tensor.data.add_(0.05 * torch.randn_like(tensor))
+            elif name.endswith("tid2eid"):  # the experts of every token, by a table
+                tensor.data = torch.rand(len(tensor), config.n_routed_experts).argsort(1)[:, : tensor.shape[1]]
         _keep_router_bias_in_fp32(model)
     model.generation_config.do_sample = False
     return model

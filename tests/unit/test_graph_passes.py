@@ -25,6 +25,7 @@ from moespeq.model.masks import MaskBuilder
 
 LENGTH = 64
 REASONS = {
+    "deepseek_v4": "its experts have a gate of their own",
     "gpt_oss": "its experts have biases",
     "hy_v4": "its experts have a gate of their own",
     "phimoe": "its rotary embedding depends on the positions' values",

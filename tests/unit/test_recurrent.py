@@ -22,7 +22,12 @@ class Summing(nn.Module):
 
     layer_idx = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows_per_call: list[int] = []
+
     def forward(self, hidden_states: torch.Tensor, *, cache: StateLayer) -> torch.Tensor:
+        self.rows_per_call.append(hidden_states.shape[1])
         if cache.recurrent_states[0] is None:
             cache.lazy_initialization(recurrent_states=hidden_states[:, 0])
         state = cache.recurrent_states[0]
@@ -34,11 +39,13 @@ class Summing(nn.Module):
 class Mixed:
     """A model of one summing layer; passes as a runner makes them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.states = RecurrentStates(ROWS)
-        self.model = nn.ModuleDict({"mixer": Summing()})
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mixer: nn.Module | None = None, **options: bool) -> None:
+        self.states = RecurrentStates(ROWS, **options)
+        mixer = mixer or Summing()
+        self.model = nn.ModuleDict({"mixer": mixer})
         self.model.config = _Config()  # type: ignore[assignment]
-        monkeypatch.setattr("moespeq.model.recurrent.FAMILIES", {"summing": families.Family(mixer="Summing")})
+        family = families.Family(mixer=type(mixer).__name__)
+        monkeypatch.setattr("moespeq.model.recurrent.FAMILIES", {"summing": family})
         self.layer = wrap_mixers(self.model, self.states)[0]  # type: ignore[arg-type]
 
     def prefill(self, tokens: Sequence[int], start: int) -> list[int]:
@@ -61,6 +68,13 @@ class Mixed:
         return [int(value) for value in mixed[0, :, 0]]
 
 
+class Paired(Summing):
+    """Answers with several tensors, one of which it never tells."""
+
+    def forward(self, hidden_states: torch.Tensor, *, cache: StateLayer) -> Any:
+        return super().forward(hidden_states, cache=cache), None
+
+
 class _Config:
     model_type = "summing"
 
@@ -72,6 +86,28 @@ class _Config:
 def _mixed() -> Iterator[Mixed]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield Mixed(monkeypatch)
+
+
+@pytest.mark.parametrize(("continues", "calls"), [(True, [3, 2]), (False, [3, 1, 1])])
+def test_a_later_chunk_is_given_at_once_where_the_mixer_can_go_on_from_it(
+    monkeypatch: pytest.MonkeyPatch, continues: bool, calls: list[int]
+) -> None:
+    mixer = Summing()
+    mixed = Mixed(monkeypatch, mixer, continues=continues)
+    mixed.prefill([1, 2, 3], 0)
+    assert mixed.prefill([4, 5], 3) == [10, 15]
+    assert mixer.rows_per_call == calls
+    assert mixed.states.has(5)
+
+
+def test_rows_of_an_answer_of_several_tensors_are_joined_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = Mixed(monkeypatch, Paired())
+    mixed.states.begin_target(0, 2, by_row=True)
+    hidden = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)[None, :, None]
+    with torch.inference_mode():
+        sums, untold = mixed.model["mixer"](hidden, cache=mixed.layer)
+    assert sums[0, :, 0].tolist() == [1, 3, 3]
+    assert untold is None
 
 
 @settings(max_examples=60, deadline=None)

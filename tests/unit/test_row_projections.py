@@ -76,6 +76,14 @@ def test_rows_behind_the_live_ones_repeat_the_last_and_change_no_bit(hidden: Ten
     assert torch.equal(part[:, 3:], part[:, 2:3].expand(1, 2, HIDDEN))
 
 
+def test_what_a_mixer_tells_beside_its_output_is_joined_where_it_is_told(hidden: Tensor) -> None:
+    mixer = Mixer()
+    mixed = RowProjections(mixer).mix_rows(hidden, 4, lambda row, part: (mixer(part), None, part if row else None))
+    assert torch.equal(mixed[0], mix(Mixer(), hidden, 4))
+    assert mixed[1] is None
+    assert torch.equal(mixed[2][:, :3], hidden[:, 1:4])
+
+
 def test_every_pass_projects_its_own_rows(hidden: Tensor) -> None:
     mixer, fresh = Mixer(), Mixer()
     projections = RowProjections(mixer)

@@ -68,3 +68,10 @@ def test_html_that_names_no_file_is_a_warning(
     with caplog.at_level(logging.WARNING, logger="mkdocs.hooks"):
         rewritten(hooks, site, "dashboard.md", '<img src="images/none.webp">')
     assert "images/none.webp" in caplog.text
+
+
+def test_the_page_on_families_ends_with_the_table_of_all(hooks: ModuleType, site: tuple[Any, Files]) -> None:
+    page = rewritten(hooks, site, "families.md", "Before.")
+    assert page.startswith("Before.\n\n| family | |\n|---|---|\n| afmoe | supported |\n")
+    assert "| llama4 | supported, with a shim of ours |" in page
+    assert page.splitlines()[-1].startswith("| step3p7 | its code computes experts by itself")

@@ -81,15 +81,14 @@ def _print_families(*, has_json: bool) -> None:
     from rich.table import Table
 
     from moespeq.cli.console import print_json, print_table
-    from moespeq.model.families import describe_families
+    from moespeq.model.families import describe_families, tell_families
 
-    families = describe_families()
     if has_json:
-        print_json({"families": families})
+        print_json({"families": describe_families()})
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()  # wraps within itself, beside the names
-    for family in sorted(families, key=lambda family: not family["supported"]):
-        table.add_row(str(family["name"]), "supported" if family["supported"] else str(family["reason"]))
+    for name, told in tell_families():
+        table.add_row(name, told)
     print_table(table)

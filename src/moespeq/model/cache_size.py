@@ -9,12 +9,12 @@ from transformers import PreTrainedConfig
 
 from moespeq.kernels import ExpertMath
 from moespeq.model import experts
+from moespeq.model.caches import new_cache
 from moespeq.model.empty import empty_model
 from moespeq.model.experts import ExpertsSwitch, tag
-from moespeq.model.kv_cache import SharedCache
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.quantizer import experts_modules
-from moespeq.model.recurrent import RecurrentStates, wrap_mixers
+from moespeq.model.recurrent import RecurrentStates
 
 __all__ = ["CacheSize", "cache_size"]
 
@@ -34,7 +34,7 @@ def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     model = empty_model(config, dtype)
     text = config.get_text_config()
     states, switch = RecurrentStates(rows=0), ExpertsSwitch()
-    cache = SharedCache(text.num_hidden_layers, 1, _META, wrap_mixers(model, states))
+    cache = new_cache(model, 1, _META, states)
     cache.cursor.move(0, 1, 1)
     states.begin_target(0, 1, by_row=False)
     experts.register()

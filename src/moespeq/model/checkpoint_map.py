@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
+from moespeq.model.shims import StackedExperts
 from moespeq.model.supported import check_experts, check_family, check_layer_count
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
@@ -199,9 +201,11 @@ def _interpret(
     entries: Mapping[str, TensorEntry],
 ) -> list[ExpertPiece]:
     """The pieces of one parameter from the tensors of each source pattern, in the order of their rows."""
-    is_transposed = parameter.is_transposed
+    is_transposed, is_stacked = parameter.is_transposed, False
     for operation in operations:
-        if isinstance(operation, Transpose) and {operation.dim0, operation.dim1} == {1, 2}:
+        if isinstance(operation, StackedExperts):
+            is_stacked = True
+        elif isinstance(operation, Transpose) and {operation.dim0, operation.dim1} == {1, 2}:
             is_kept = operation.check_dims and entries[sources[0][0]].shape == parameter.shape
             is_transposed ^= not is_kept
         elif not _only_places(operation, parameter.is_transposed):
@@ -209,7 +213,10 @@ def _interpret(
     pieces: list[ExpertPiece] = []
     row_start = 0
     for names in sources:
-        added = _pieces_of(parameter, names, entries, row_start, is_transposed)
+        shapes = [entries[name].shape for name in names]
+        if is_stacked:
+            shapes = [_unstacked(shape, parameter.num_experts) for shape in shapes]
+        added = _pieces_of(parameter, dict(zip(names, shapes, strict=True)), row_start, is_transposed)
         row_start += added[0].num_rows
         pieces += added
     return pieces
@@ -222,20 +229,24 @@ def _only_places(operation: object, is_transposed: bool) -> bool:
     return isinstance(operation, MergeModulelist) and operation.dim == 0
 
 
+def _unstacked(shape: Sequence[int], num_experts: int) -> tuple[int, ...]:
+    """[E * rows, cols] as [E, rows, cols]; another shape stays, and fits no expert."""
+    if len(shape) != 2 or shape[0] % num_experts:
+        return tuple(shape)
+    return (num_experts, shape[0] // num_experts, shape[1])
+
+
 def _pieces_of(
-    parameter: _Parameter,
-    names: Sequence[str],
-    entries: Mapping[str, TensorEntry],
-    row_start: int,
-    is_transposed: bool,
+    parameter: _Parameter, shapes: Mapping[str, Sequence[int]], row_start: int, is_transposed: bool
 ) -> list[ExpertPiece]:
-    """The pieces of one source pattern: one tensor an expert, or one tensor for all experts."""
-    shape = entries[names[0]].shape
+    """The pieces of one source pattern, `shapes` by tensor: one tensor an expert, or one for all experts."""
+    names = list(shapes)
+    shape = shapes[names[0]]
     is_fused = len(shape) == 3
     rows, cols = shape[-2:][::-1] if is_transposed else shape[-2:]
     for name in names:
-        if entries[name].shape != shape or len(shape) not in (2, 3) or cols != parameter.cols:
-            raise CheckpointError(f"Tensor {name!r} has shape {list(entries[name].shape)}, which fits no expert.")
+        if shapes[name] != shape or len(shape) not in (2, 3) or cols != parameter.cols:
+            raise CheckpointError(f"Tensor {name!r} has shape {list(shapes[name])}, which fits no expert.")
     if is_fused and len(names) > 1:
         raise CheckpointError(f"Both {names[0]!r} and {names[1]!r} claim to hold all experts; remove one.")
     sources = [(names[0], index) for index in range(shape[0])] if is_fused else [(name, None) for name in names]
@@ -258,7 +269,7 @@ def _top_k(model: PreTrainedModel, num_experts: int) -> int:
     """How many experts the configuration gives a token."""
     config = model.config.get_text_config()
     name = FAMILIES[config.model_type].top_k
-    top_k = getattr(config, name)
+    top_k = attrgetter(name)(config)
     if not isinstance(top_k, int) or not 1 <= top_k <= num_experts:
         raise CheckpointError(
             f"config.json routes every token to {top_k} of {num_experts} experts; {name} must be 1 to {num_experts}."

@@ -1,11 +1,13 @@
 """A model of a configuration without memory for its weights, by the class that writes text: transformers' causal one,
-else the one that reads images too.
+else the one that reads images too; with a shim of ours where its family needs one.
 """
 
 from __future__ import annotations
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+
+from moespeq.model import shims
 
 __all__ = ["empty_model"]
 
@@ -16,4 +18,5 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -
     auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, dtype=dtype)
+    shims.install(model)
     return model

@@ -23,7 +23,16 @@ from moespeq.kernels import ExpertMath, combine, expert_products, group_by_exper
 from moespeq.model.weights import ExpertWeights
 from moespeq.residency import Residency
 
-__all__ = ["IMPLEMENTATION", "DraftExperts", "Experts", "ExpertsSwitch", "TargetExperts", "register", "tag"]
+__all__ = [
+    "IMPLEMENTATION",
+    "DraftExperts",
+    "Experts",
+    "ExpertsSwitch",
+    "TargetExperts",
+    "experts_function",
+    "register",
+    "tag",
+]
 
 IMPLEMENTATION = "moespeq"
 
@@ -135,9 +144,10 @@ class ExpertsSite:
     switch: ExpertsSwitch
 
 
-def _experts_function(
+def experts_function(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
+    """What a tagged module computes, in the form transformers calls it in."""
     site: ExpertsSite = module.moespeq_site  # type: ignore[assignment]
     if site.switch.active is None:
         raise UsageError(
@@ -149,7 +159,7 @@ def _experts_function(
 def register() -> None:
     """Make the experts function known to transformers under IMPLEMENTATION; calling it again changes nothing."""
     if IMPLEMENTATION not in ALL_EXPERTS_FUNCTIONS:
-        ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts_function)
+        ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_function)
 
 
 def tag(modules: Sequence[nn.Module], switch: ExpertsSwitch) -> None:

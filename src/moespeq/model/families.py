@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "why_not_traced"]
+__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "tell_families", "why_not_traced"]
 
 
 class MaskForm(Enum):
@@ -26,16 +26,20 @@ class MaskForm(Enum):
 class Family:
     """What is known of a `model_type` beside its configuration.
 
-    mixer: class of its layers with a state instead of keys and values. top_k: what its configuration calls the number
+    mixer: class of its layers with a state, instead of keys and values or beside them. continues: such a mixer may be
+    given several rows behind others. top_k: what its configuration calls the number
     of experts of a token. has_graphs: its passes were proven as graphs on a GPU; others run eagerly there. has_blocks:
-    router and experts are a module of their own, which takes hidden states alone.
+    router and experts are a module of their own, which takes hidden states alone. has_shim: a part of its code is
+    replaced by one of ours.
     """
 
     masks: MaskForm = MaskForm.ONE
     mixer: str | None = None
+    continues: bool = True
     top_k: str = "num_experts_per_tok"
     has_graphs: bool = False
     has_blocks: bool = True
+    has_shim: bool = False
 
 
 _PLAIN, _BY_TYPE = Family(), Family(MaskForm.BY_LAYER_TYPE)
@@ -46,9 +50,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "axk1": _PLAIN,
         "axk2": _BY_TYPE,
         "cohere2_moe": _BY_TYPE,
+        "dbrx": Family(top_k="ffn_config.moe_top_k", has_shim=True),
+        "deepseek_ocr2_text": _PLAIN,
         "deepseek_v2": Family(has_graphs=True),
         "deepseek_v3": Family(has_graphs=True),
         "deepseek_v32": _BY_TYPE,
+        "deepseek_v4": Family(MaskForm.WINDOWED, has_blocks=False, has_shim=True),
         "dots1": _BY_TYPE,
         "ernie4_5_moe": _PLAIN,
         "exaone_moe": _BY_TYPE,
@@ -66,11 +73,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "hunyuan_v1_moe": _PLAIN,
         "hy_v3": _PLAIN,
         "hy_v4": _BY_TYPE,
+        "jamba": Family(MaskForm.BY_LAYER_TYPE, mixer="JambaMambaMixer", continues=False),
         "kimi_linear": Family(MaskForm.BY_LAYER_TYPE, mixer="KimiLinearDeltaAttention", top_k="num_experts_per_token"),
         "laguna": _BY_TYPE,
         "lfm2_moe": Family(MaskForm.BY_LAYER_TYPE, mixer="Lfm2MoeShortConv"),
+        "llama4_text": Family(MaskForm.BY_LAYER_TYPE, has_shim=True),
         "mellum": _BY_TYPE,
         "mimo_v2_flash": _BY_TYPE,
+        "minimax": Family(MaskForm.BY_LAYER_TYPE, mixer="MiniMaxLightningAttention"),
         "minimax_m2": _PLAIN,
         "mixtral": Family(MaskForm.WINDOWED, has_graphs=True),
         "nemotron_h": Family(MaskForm.BY_LAYER_TYPE, mixer="NemotronHMamba2Mixer"),
@@ -84,33 +94,25 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_moe": Family(MaskForm.WINDOWED, has_graphs=True),
         "qwen3_next": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3NextGatedDeltaNet"),
         "solar_open": _PLAIN,
+        "zaya": Family(MaskForm.BY_LAYER_TYPE, mixer="ZayaCCAProjection", has_blocks=False),
     }
 )
 
-_HAS_MORE = "its checkpoints hold a model of images or sound beside the text, and no test proves that yet"
 _NO_INTERFACE = "its code computes experts by itself, not through transformers' experts interface"
-_STATES_BESIDE = "a layer has states beside its keys and values, and no test proves that yet"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "aria": _NO_INTERFACE,
-        "dbrx": _NO_INTERFACE,
-        "deepseek_ocr2": _HAS_MORE,
-        "deepseek_v4": "its attention compresses keys in a cache of its own, which cannot be cut back yet",
         "ernie4_5_vl_moe": "its checkpoints mix the experts of text and of images in one tensor",
         "diffusion_gemma": "it denoises blocks of text, so there is no next token to draft",
         "glm5_next": "its sparse attention pools positions, by a mask of another form",
-        "inkling": _HAS_MORE,
-        "jamba": "its own code goes on wrongly from several tokens at once",
+        "inkling": "its checkpoints interleave the rows of gate and up, and no test proves that layout yet",
         "jetmoe": _NO_INTERFACE,
-        "llama4": _NO_INTERFACE,
         "longcat_flash": _NO_INTERFACE,
-        "minimax": "its own code cannot go on from several tokens at once",
         "openai_privacy_filter": "it labels tokens and generates none",
-        "qwen3_omni_moe": _HAS_MORE,
-        "qwen4_exp": _STATES_BESIDE,
+        "qwen3_omni_moe": "its checkpoints hold a model that hears and speaks too, and no test proves that yet",
+        "qwen4_exp": "its embedding of several tokens has states of its own, and no test proves them yet",
         "step3p7": _NO_INTERFACE,
-        "zaya": _STATES_BESIDE,
     }
 )
 """Families with routed experts that are not taken, and why."""
@@ -122,6 +124,17 @@ def describe_families() -> list[dict[str, str | bool | None]]:
         {"name": name, "supported": name in FAMILIES or f"{name}_text" in FAMILIES, "reason": REFUSED.get(name)}
         for name in sorted({name.removesuffix("_text") for name in (*FAMILIES, *REFUSED)})
     ]
+
+
+def tell_families() -> list[tuple[str, str]]:
+    """The same for people, supported ones first: a name, and what there is to say."""
+    told = []
+    for entry in sorted(describe_families(), key=lambda entry: not entry["supported"]):
+        name = str(entry["name"])
+        family = FAMILIES.get(name) or FAMILIES.get(f"{name}_text")
+        is_shimmed = family is not None and family.has_shim
+        told.append((name, str(entry["reason"] or ("supported, with a shim of ours" if is_shimmed else "supported"))))
+    return told
 
 
 def why_not_traced(model_type: str) -> str | None:

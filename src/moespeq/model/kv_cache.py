@@ -10,14 +10,16 @@ value is finite and its weight of exactly zero removes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["KVCursor", "SharedCache"]
+from moespeq.model.recurrent import StateLayer
+
+__all__ = ["KVCursor", "SharedCache", "StaticKVLayer"]
 
 
 class KVCursor:
@@ -25,15 +27,16 @@ class KVCursor:
 
     def __init__(self, device: torch.device) -> None:
         self.places = torch.zeros(0, dtype=torch.long, device=device)  # [T]
+        self.start = 0
         self.bucket = 0
 
     def move(self, start: int, num_rows: int, bucket: int) -> None:
         """The next pass writes rows start..start+num_rows-1 and attends over `bucket` positions."""
         self.places = torch.arange(start, start + num_rows, device=self.places.device)
-        self.bucket = bucket
+        self.start, self.bucket = start, bucket
 
 
-class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
+class StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
     """Full-length storage of one layer, sliding windows included: the mask applies the window."""
 
     is_compileable = True
@@ -46,11 +49,12 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         self.indexer_keys: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def storage(like: torch.Tensor) -> torch.Tensor:
-            return like.new_zeros(like.shape[0], like.shape[1], self._length, like.shape[3])
-
-        self.keys, self.values = storage(key_states), storage(value_states)
+        self.keys, self.values = self._zeros(key_states), self._zeros(value_states)
         self.is_initialized = True
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Full-length storage for rows as those of `like` [1, heads, T, D]."""
+        return like.new_zeros(1, like.shape[1], self._length, like.shape[3])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -66,7 +70,7 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Write the keys [1, T, D] that sparse attention chooses positions by; returns those of the first B."""
         if self.indexer_keys is None:
-            self.indexer_keys = indexer_key_states.new_zeros(1, 1, self._length, indexer_key_states.shape[2])
+            self.indexer_keys = self._zeros(indexer_key_states[None])
         self.indexer_keys.index_copy_(2, self._cursor.places, indexer_key_states[None])
         return self.indexer_keys[0, :, : self._cursor.bucket]
 
@@ -80,32 +84,37 @@ class _StaticKVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._cursor.bucket, 0
 
     def get_seq_length(self) -> int:
-        return int(self._cursor.places[0]) if self._cursor.places.numel() else 0
+        return self._cursor.start
 
     def get_max_length(self) -> int:
         return self._length
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """A transformers cache of `num_layers` layers: static ones that share one cursor, but for `others` by index."""
+    """A transformers cache of `num_layers` layers: static ones that share one cursor, but for `others` by index, which
+    have a state and may have keys and values too.
+    """
 
     def __init__(
         self,
         num_layers: int,
         length: int,
         device: torch.device,
-        others: Mapping[int, CacheLayerMixin | LinearAttentionLayer] = MappingProxyType({}),
+        others: Mapping[int, StateLayer] = MappingProxyType({}),
+        new_static: Callable[[int, int, KVCursor], StaticKVLayer] | None = None,
     ) -> None:
+        """new_static: makes a layer's storage of (layer, length, cursor), where it is not the usual one."""
         self.cursor = KVCursor(device)
-        self._static = {
-            layer: _StaticKVLayer(length, self.cursor) for layer in range(num_layers) if layer not in others
-        }
-        super().__init__(layers=[{**others, **self._static}[layer] for layer in range(num_layers)])
+        new_static = new_static or (lambda _, length, cursor: StaticKVLayer(length, cursor))
+        self._static = [new_static(layer, length, self.cursor) for layer in range(num_layers)]
+        for layer, states in others.items():
+            states.keys_beside = self._static[layer]
+        Cache.__init__(self, layers=[others.get(layer, static) for layer, static in enumerate(self._static)])
 
     def clear(self) -> None:
         """Zeros again, as at the first write."""
         with torch.inference_mode():
-            for layer in self._static.values():
+            for layer in self._static:
                 for tensor in layer.storage:
                     tensor.zero_()
 
@@ -113,10 +122,10 @@ class SharedCache(Cache):  # type: ignore[misc]
         """Of each layer that was written, views of its keys, values and what else it keeps of positions `begin` to
         `end`, [1, heads, T, D] each.
         """
-        written = (layer.storage for layer in self._static.values() if layer.is_initialized)
+        written = (layer.storage for layer in self._static if layer.is_initialized)
         return [tuple(tensor[..., begin:end, :] for tensor in storage) for storage in written]
 
     @property
     def num_bytes(self) -> int:
         """Bytes taken so far; storage of a layer is allocated at its first write."""
-        return sum(tensor.nbytes for layer in self._static.values() for tensor in layer.storage)
+        return sum(tensor.nbytes for layer in self._static for tensor in layer.storage)

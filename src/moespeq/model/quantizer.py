@@ -18,6 +18,8 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from moespeq.model import shims
+
 __all__ = ["METHOD", "ExpertsElsewhereConfig", "experts_modules", "register"]
 
 METHOD = "moespeq"
@@ -25,7 +27,7 @@ _MATRIX_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def experts_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The routed-experts modules of a model in layer order: those decorated with transformers' experts interface."""
+    """The routed-experts modules of a model in layer order: those with transformers' experts interface."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -41,11 +43,12 @@ class ExpertsElsewhereConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class ExpertsElsewhereQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Deletes expert matrices from the meta model; everything else loads as it always does."""
+    """Puts shims in and deletes expert matrices from the meta model; everything else loads as it always does."""
 
     requires_calibration = False
 
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+        shims.install(model)
         for _, module in experts_modules(model):
             for name in _MATRIX_NAMES:
                 module._parameters.pop(name, None)

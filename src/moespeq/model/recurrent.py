@@ -1,4 +1,4 @@
-"""Mixers with a state instead of keys and values (linear attention, state space, short convolution), row by row.
+"""Mixers with a state, instead of keys and values or beside them (linear attention, convolutions), row by row.
 
 Such a mixer takes another kernel for one row than for several, whose bits differ, and cannot be cut back: padded or
 rejected rows would stay in its state. So draft and verify give it one row at a time, live rows only; the target's
@@ -11,14 +11,13 @@ Owns the states. Shapes: R row bucket, H hidden size; a state of a layer is one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from moespeq.model.families import FAMILIES
 from moespeq.model.row_projections import RowProjections
@@ -32,8 +31,9 @@ class RecurrentStates:
     The state of position p is the one that tokens 0..p-1 leave. Those of R + 1 positions in a row are kept, in a ring.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._num_kept = rows + 1
+    def __init__(self, rows: int, *, continues: bool = True) -> None:
+        """continues: whether the model's own code may be given several rows behind others."""
+        self._num_kept, self._continues = rows + 1, continues
         self._kept: dict[int, int] = {}  # place in the ring -> position
         self._layers: list[StateLayer] = []
         self._start = 0
@@ -67,6 +67,7 @@ class RecurrentStates:
     def begin_target(self, start: int, num_rows: int, *, by_row: bool) -> None:
         """The next pass is the target's, `num_rows` live rows from position `start` on; `has(start)`."""
         assert self.has(start), (start, self._kept)
+        by_row = by_row or (start > 0 and not self._continues)
         self._start, self.live_rows, self._is_draft = start, num_rows if by_row else None, False
         self._draft_end = None
         ends = range(start + 1, start + num_rows + 1) if by_row else (start + num_rows,)
@@ -101,7 +102,12 @@ class RecurrentStates:
 
 
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
-    """transformers' own layer holds the running state; beside it the ring of those that are kept."""
+    """transformers' own layer holds the running state; beside it the ring of those that are kept.
+
+    keys_beside: holds the keys and values of a layer that has both.
+    """
+
+    keys_beside: CacheLayerMixin
 
     def __init__(self, num_kept: int) -> None:
         super().__init__()
@@ -131,6 +137,11 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         for ring, tensor in zip(self._ring, self._running(), strict=True):
             tensor.copy_(ring[place])
 
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, where the layer has them too."""
+        updated: tuple[torch.Tensor, torch.Tensor] = self.keys_beside.update(*args, **kwargs)
+        return updated
+
     def get_seq_length(self) -> int:
         return 0  # positions are given with every pass
 
@@ -148,21 +159,20 @@ class _RowByRow(nn.Module):
         self._states, self._layer = states, layer
         self._projections = RowProjections(mixer)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """[1, T, H] to [1, T, H]; rows behind the live ones repeat the last."""
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[1, T, H] to [1, T, H], or to several of them; rows behind the live ones repeat the last."""
         live = self._states.live_rows
         if live is None:
-            mixed: torch.Tensor = self.mixer(hidden_states, **kwargs)
+            mixed = self.mixer(hidden_states, *args, **kwargs)
             self._states.keep(self._layer, hidden_states.shape[1])
             return mixed
-        if hidden_states.shape[1] == 1:
-            return self._mix_row(kwargs, 0, hidden_states)
-        return self._projections.mix_rows(hidden_states, live, partial(self._mix_row, kwargs))
 
-    def _mix_row(self, kwargs: Mapping[str, Any], row: int, hidden: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = self.mixer(hidden, **kwargs)
-        self._states.keep(self._layer, row + 1)
-        return mixed
+        def mix_row(row: int, hidden: torch.Tensor) -> Any:
+            mixed = self.mixer(hidden, *args, **kwargs)
+            self._states.keep(self._layer, row + 1)
+            return mixed
+
+        return self._projections.mix_rows(hidden_states, live, mix_row)
 
 
 def wrap_mixers(model: PreTrainedModel, states: RecurrentStates) -> dict[int, StateLayer]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,14 @@ class RowProjections:
             if isinstance(linear, nn.Linear):
                 linear.forward = partial(self._project, linear.forward)  # type: ignore[method-assign]
 
-    def mix_rows(self, hidden: Tensor, live: int, mix_row: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """hidden [1, T, H] -> [1, T, H]: `mix_row` for each of the first `live` rows, in order; [1, 1, H] to the same.
+    def mix_rows(self, hidden: Tensor, live: int, mix_row: Callable[[int, Tensor], Any]) -> Any:
+        """hidden [1, T, H] -> [1, T, H]: `mix_row` for each of the first `live` rows, in order; [1, 1, H] to the same,
+        or to a tuple that begins with it. What else it holds is joined where it is told.
 
         Rows behind the live ones repeat the last.
         """
+        if hidden.shape[1] == 1:
+            return mix_row(0, hidden)
         self._pass = passing = _RowPass(hidden)
         try:
             rows = [passing.mix(row, mix_row) for row in range(live)]
@@ -56,22 +60,26 @@ class _RowPass:
         self._last: Callable[[Tensor], Tensor] | None = None  # makes a row's output
         self._waiting: list[Tensor] = []  # its inputs
 
-    def mix(self, row: int, mix_row: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def mix(self, row: int, mix_row: Callable[[int, Tensor], Any]) -> Any:
         """One row's output; what the last projection would make of it is left out."""
         self._row, self._wholes = row, {}
         mixed = mix_row(row, self._part(self._hidden))
         if row == 0:
             for linear, given, made in self._tried:
-                if made is mixed:
+                if made is _output(mixed):
                     self._last, self._waiting = linear, [given]
         assert self._last is None or len(self._waiting) == row + 1, "the rows of a mixer took different ways"
         return mixed
 
-    def finish(self, rows: list[Tensor]) -> Tensor:
+    def finish(self, rows: list[Any]) -> Any:
         """All rows' output."""
         if self._last is None:
-            return self._padded(rows)
-        return self._last(self._padded(self._waiting))
+            output = self._joined([_output(row) for row in rows])
+        else:
+            output = self._last(self._padded(self._waiting))
+        if not isinstance(rows[0], tuple):
+            return output
+        return output, *(self._joined(list(parts)) for parts in list(zip(*rows, strict=True))[1:])
 
     def project(self, linear: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
         """What the projection makes of a row's tensor."""
@@ -98,5 +106,14 @@ class _RowPass:
         self._wholes[id(part)] = part, whole
         return part
 
+    def _joined(self, rows: list[Tensor | None]) -> Tensor | None:
+        told = [row for row in rows if row is not None]
+        return self._padded(told) if told else None
+
     def _padded(self, rows: list[Tensor]) -> Tensor:
         return torch.cat([*rows, *rows[-1:] * (self._num_rows - len(rows))], dim=1)
+
+
+def _output(mixed: Any) -> Any:
+    """What a mixer gives on, where it may tell more."""
+    return mixed[0] if isinstance(mixed, tuple) else mixed

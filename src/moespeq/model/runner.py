@@ -18,12 +18,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from moespeq.buckets import LengthBuckets
 from moespeq.errors import UsageError
 from moespeq.kernels import ExpertMath
+from moespeq.model.caches import new_cache
 from moespeq.model.experts import DraftExperts, Experts, ExpertsSwitch, TargetExperts, tag
-from moespeq.model.kv_cache import SharedCache
+from moespeq.model.families import FAMILIES
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
-from moespeq.model.recurrent import RecurrentStates, wrap_mixers
+from moespeq.model.recurrent import RecurrentStates
 
 __all__ = [
     "ROW_TILE",
@@ -154,9 +155,8 @@ class EagerRunner:
         self._draft, self._target = draft, target
         self._stream = OneStream(self.device)
         length_tok = self.buckets.storage_tok(context_tok, rows)
-        self._states = RecurrentStates(rows)
-        mixers = wrap_mixers(model, self._states)
-        self._cache = SharedCache(config.num_hidden_layers, length_tok, self.device, mixers)
+        self._states = RecurrentStates(rows, continues=FAMILIES[config.model_type].continues)
+        self._cache = new_cache(model, length_tok, self.device, self._states)
         self._masks = MaskBuilder(config, model.dtype, self.device)
         self._switch = ExpertsSwitch()
         tag([module for _, module in experts_modules(model)], self._switch)

@@ -16,6 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from moespeq.errors import CheckpointError
+from moespeq.model.shims import converters_of
 from moespeq.store import TensorEntry
 
 __all__ = ["UNCONVERTED", "Sources", "check_dense_weights", "find_sources"]
@@ -29,18 +30,27 @@ def find_sources(
     model: PreTrainedModel, entries: Mapping[str, TensorEntry]
 ) -> tuple[dict[str, WeightConverter], dict[str, Sources]]:
     """Walk the tensors as transformers' loader does: its converters by pattern, and the sources of each weight."""
-    mapping = get_model_conversion_mapping(model)
+    mapping = [*get_model_conversion_mapping(model), *converters_of(model)]
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state, prefix = model.state_dict(), model.base_model_prefix
     sources: dict[str, Sources] = defaultdict(lambda: defaultdict(list))
     for name in sorted(entries, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if target not in state and name in state:
             target, pattern = rename_source_key(name, [], [], prefix, state)
-        if target in state:
-            sources[target][pattern or UNCONVERTED].append(name)
-    return {pattern: converter for converter in converters for pattern in converter.source_patterns}, sources
+        targets = _targets(target, by_pattern[pattern]) if pattern in by_pattern else [target]
+        for each in targets:
+            if each in state:
+                sources[each][pattern or UNCONVERTED].append(name)
+    return by_pattern, sources
+
+
+def _targets(first: str, converter: WeightConverter) -> list[str]:
+    """All weights that a converter makes, where its first is known."""
+    patterns = converter.target_patterns
+    return [first.replace(patterns[0], pattern) for pattern in patterns]
 
 
 def check_dense_weights(
