@@ -93,6 +93,24 @@ def test_run_with_json_prints_one_line_and_the_text_goes_to_stderr(cli: Cli, tin
     assert sum(value["link_bytes_by_cause"].values()) == value["link_bytes"] > 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*PROMPT, "--k", "4"), "12 tokens (length)"),
+        ((*PROMPT, "--k", "4", "--json", "--log-level", "info"), "a text is generated"),
+        ((*PROMPT, "--temperature", "-1"), "temperature"),
+        (PROMPT[2:], "Missing option"),
+        ((*PROMPT, "--no-such"), "No such option"),
+    ],
+)
+def test_logs_in_json_are_all_that_stderr_has(
+    cli: Cli, tiny_store: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    told = cli("run", tiny_store, *arguments, "--log-format", "json")[2]
+    assert any(said in json.loads(line)["message"] for line in told.splitlines()), told
+    assert not cli("run", tiny_store, "--no-such")[2].startswith("{")
+
+
 def test_k_changes_the_rounds_and_never_the_text(cli: Cli, tiny_store: Path) -> None:
     plain, speculative = (only_json(cli("run", tiny_store, *PROMPT, "--k", k, "--json")[1]) for k in (0, 4))
     assert plain["tokens"] == speculative["tokens"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +40,18 @@ LENGTHS = """answer => {
   new MutationObserver(() => window.lengths.push(answer.textContent.length))
     .observe(answer, {childList: true, characterData: true, subtree: true});
 }"""
+
+STRAYS = """() => {
+  const strays = [];
+  for (const swatch of document.querySelectorAll(".parts i, .scale i")) {
+    const words = document.createRange(), {left, right, bottom} = swatch.getBoundingClientRect();
+    words.selectNodeContents(swatch.parentElement);
+    words.setStartAfter(swatch);
+    const lines = [...words.getClientRects()];
+    if (lines[0].top > bottom || lines.some((line) => line.left < right)) strays.push(swatch.parentElement.textContent);
+  }
+  return strays;
+}"""  # labels that begin on another line than their swatch, or go on below it
 
 
 @contextmanager
@@ -135,7 +149,10 @@ def test_a_prompt_is_answered_token_by_token_and_all_charts_fill(visit: Open, ur
         page.eval_on_selector("#answer", LENGTHS)
         seen.send(tokens=40)
         seen.has_ended()
-        assert expected.startswith(page.text_content("#answer"))
+        assert expected.startswith(" ")
+        shown = page.text_content("#answer")
+        assert shown
+        assert expected.removeprefix(" ").startswith(shown)
         lengths = page.evaluate("window.lengths")
         assert len(lengths) > 3
         assert lengths == sorted(lengths)
@@ -147,6 +164,15 @@ def test_a_prompt_is_answered_token_by_token_and_all_charts_fill(visit: Open, ur
         assert page.locator("#memory .parts li").count() == 5
         assert page.locator("#causes li").count() == 7
         assert "gains" in str(page.text_content("#gain-means"))
+        expect(page.locator("#over")).to_have_text(re.compile(r"Over the last \d+ rounds"))
+        expect(page.locator("#link-chart-says")).to_have_text(
+            re.compile(
+                r"In the last \d+ rounds the link moved .* of the time, and the model waited for it .* of the time."
+            )
+        )
+        expect(page.locator("#timeline-says")).to_have_text(
+            re.compile(r"(.* s) for the last \d+ rounds: .* the model waited for experts, .* of the \1\. Above")
+        )
 
 
 def test_the_keyboard_alone_sends_a_prompt_and_reads_the_map(visit: Open, url: str) -> None:
@@ -193,6 +219,27 @@ def test_stop_ends_the_answer_and_frees_the_engine(visit: Open, url: str, monkey
         expect(seen.page.locator("#send")).to_be_enabled()
 
 
+def test_what_cannot_be_sent_says_why_and_leads_to_what_is_to_mend(visit: Open, url: str) -> None:
+    with visit(url) as seen:
+        seen.is_ready()
+        page, says, keyboard = seen.page, seen.page.locator("#answer-says"), seen.page.keyboard
+        page.click("#send")
+        expect(says).to_contain_text("no prompt yet")
+        expect(page.locator(":focus")).to_have_id("prompt")
+        keyboard.type(PROMPT)
+        for name, wrong in (("most", "0"), ("most", "1.5"), ("most", "-3"), ("temperature", "2.5")):
+            page.fill(f"#{name}", wrong)
+            page.focus("#prompt")
+            keyboard.press("Control+Enter")
+            expect(says).to_contain_text(f"{name.replace('most', 'tokens').capitalize()}: give a")
+            expect(page.locator(":focus")).to_have_id(name)
+            page.fill(f"#{name}", "")
+            keyboard.press("Tab")
+            expect(page.locator(f"#{name}")).to_have_value({"most": "200", "temperature": "0"}[name])
+            expect(page.locator(f"#{name}")).to_have_attribute("aria-invalid", "false")
+        assert page.text_content("#answer") == ""
+
+
 def test_what_the_server_refuses_is_said_in_its_words(visit: Open, url: str) -> None:
     with visit(url, may_complain=True) as seen:
         seen.is_ready()
@@ -219,6 +266,7 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(visit: Open, url: str) -> N
         for width in (320, 360, 800):
             seen.page.set_viewport_size({"width": width, "height": 700})
             assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert seen.page.evaluate(STRAYS) == []
 
 
 def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine) -> None:
@@ -226,6 +274,7 @@ def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine)
         expect(seen.page.locator("#status")).to_have_text("wants its API key")
         expect(seen.page.locator("#send")).to_be_disabled()
         expect(seen.page.locator("#speed-means")).to_have_text("No key, no figures.")
+        expect(seen.page.locator(":focus")).to_have_id("key")
         seen.page.fill("#key", "wrong")
         seen.page.keyboard.press("Enter")
         expect(seen.page.locator("#key-hint")).to_contain_text("not the server's")
@@ -233,6 +282,7 @@ def test_a_key_is_asked_for_and_used_for_all(visit: Open, served_engine: Engine)
         seen.page.keyboard.press("Enter")
         seen.is_ready()
         expect(seen.page.locator("#key-form")).to_be_hidden()
+        expect(seen.page.locator(":focus")).to_have_id("prompt")
         seen.send(tokens=2)
         seen.has_ended()
 
@@ -249,10 +299,39 @@ def test_a_server_that_is_gone_is_said_to_be_and_its_return_is_noticed(visit: Op
         expect(problem).to_contain_text("The server does not answer")
         expect(seen.page.locator("#status")).to_have_text("no answer")
         expect(speed).not_to_have_text("–")  # its last figures stay
+        seen.page.click("#send")
+        expect(seen.page.locator("#answer-says")).to_contain_text("The server went away before the answer was complete")
         with page_server(served_engine, port=int(url.rstrip("/").rpartition(":")[2])):
             seen.is_ready()
             expect(problem).to_be_hidden()
             expect(speed).to_have_text("–")  # another server, which did nothing yet
+
+
+def test_an_answer_that_breaks_off_is_said_to_and_stays(visit: Open, url: str) -> None:
+    event = b'data: {"choices": [{"text": " Half"}]}\n\n'
+    headers = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n"
+
+    is_read = threading.Event()
+
+    def break_off(listening: socket.socket) -> None:
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.recv(1 << 16)
+            accepted.sendall(headers + event)
+            is_read.wait(WAIT_MS / 1e3)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, visit(url, may_complain=True) as seen:
+        broken = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        answering = threading.Thread(target=break_off, args=(listening,))
+        answering.start()
+        seen.page.route("**/v1/**", lambda route: route.continue_(url=broken))
+        seen.is_ready()
+        seen.send()
+        expect(seen.page.locator("#answer")).to_have_text("Half")
+        is_read.set()
+        expect(seen.page.locator("#answer-says")).to_contain_text("The server went away before the answer was complete")
+        expect(seen.page.locator("#answer")).to_have_text("Half")
+        answering.join()
 
 
 def test_a_load_is_shown_with_its_progress_and_nothing_can_be_sent(visit: Open, served_engine: Engine) -> None:
@@ -263,6 +342,8 @@ def test_a_load_is_shown_with_its_progress_and_nothing_can_be_sent(visit: Open, 
             service.worker._state = WorkerState.LOADING
             expect(seen.page.locator("#status")).to_have_text("loading the draft's base, 3.00 MiB of 8.00 MiB (38 %)")
             expect(seen.page.locator("#send")).to_be_disabled()
+            seen.page.press("#prompt", "Control+Enter")
+            expect(seen.page.locator("#answer-says")).to_contain_text("The server takes no prompt now: loading")
             expect(seen.page.locator("#speed-means")).to_have_text("No round yet.")
             service.worker._state = WorkerState.READY
             seen.is_ready()

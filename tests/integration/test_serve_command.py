@@ -196,7 +196,10 @@ def test_the_log_does_not_read_as_ready_while_the_model_is_loaded(process: Proce
     assert not any(words in told for words in ("startup", "Started server process", "Uvicorn running"))
 
 
-def test_a_server_that_is_ready_tells_its_addresses(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_server_that_is_ready_tells_its_addresses(
+    cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch, quiet: tuple[str, ...]
+) -> None:
     def load_and_close(server: HttpServer, listening: socket.socket) -> None:
         worker = server._service.worker
         worker.start()
@@ -206,8 +209,9 @@ def test_a_server_that_is_ready_tells_its_addresses(cli: Cli, model: Path, monke
         listening.close()
 
     monkeypatch.setattr(HttpServer, "run", load_and_close)
-    code, _, told = cli("serve", model, "--port", "0", "--ctx-size", "128", "--served-model-name", "demo")
+    code, _, told = cli("serve", model, "--port", "0", "--ctx-size", "128", "--served-model-name", "demo", *quiet)
     assert code == 0
+    assert told.count("\n") == 1 or not quiet
     assert re.search(r"demo is served at (http://127\.0\.0\.1:\d+)/v1; its live page is \1/$", told, re.MULTILINE)
 
 

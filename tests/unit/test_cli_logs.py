@@ -1,15 +1,20 @@
-"""Logs go to stderr, a line each, as text or as JSON; warnings are sentences; other libraries stay quiet."""
+"""Logs go to stderr, a line each, as text or as JSON; warnings are sentences; other libraries stay quiet.
+
+Where logs are JSON, so is all else that is said on stderr.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from moespeq.cli.logs import configure_logs
+from moespeq.cli.sentences import complain
 
 FACTS = {"facts": {"tokens": 8, "ttft_s": 0.25}}
 
@@ -60,3 +65,30 @@ def test_a_warning_is_its_sentence_without_a_line_of_code(capsys: pytest.Capture
     configure_logs("warning", as_json=False)
     warnings.warn("top_h is not applied; leave it out.", stacklevel=1)
     assert capsys.readouterr().err.endswith("WARNING top_h is not applied; leave it out.\n")
+
+
+def test_all_on_stderr_is_json_where_logs_are(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", as_json=True)
+    sys.stderr.write("\x1b[2mloading demo\x1b[0m\n\nhalf a ")
+    assert not sys.stderr.isatty()
+    sys.stderr.write("line\nno end")
+    logging.getLogger("moespeq").info("a text is generated", extra=FACTS)
+    warnings.warn("careful", stacklevel=1)
+    complain("interrupted.")
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(one["level"], one["message"]) for one in said] == [
+        ("info", "loading demo"),
+        ("info", "half a line"),
+        ("info", "no end"),
+        ("info", "a text is generated"),
+        ("warning", "careful"),
+        ("error", "interrupted."),
+    ]
+    assert all({"time", "logger"} <= one.keys() for one in said)
+
+
+def test_json_ends_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (True, True, False):
+        configure_logs("info", as_json=as_json)
+    complain("interrupted.")
+    assert capsys.readouterr().err == "moespeq: interrupted.\n"

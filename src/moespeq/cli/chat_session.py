@@ -124,8 +124,9 @@ def read_line(prompt: str) -> str:
             raise EOFError
         return line.rstrip("\n")
     if not sys.stdout.isatty():
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
+        if sys.stderr.isatty():
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
         prompt = ""
     try:
         return input(prompt)

@@ -6,12 +6,15 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated
 
 import typer
 
 from moespeq import __version__
+from moespeq.cli.json_lines import use_json_lines
 from moespeq.cli.manual import ManualCommand, ManualGroup
 from moespeq.cli.reporting import with_reporting
 from moespeq.cli.sentences import complain
@@ -100,6 +103,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows what it can
+    use_json_lines(_asks_for_json(sys.argv))
     try:
         sys.exit(app(prog_name="moespeq", standalone_mode=False))  # which makes an interrupt 130
     except SystemExit as ended:
@@ -112,6 +116,11 @@ def run() -> None:
         _fail(_explain_system(error))
     except typer.TyperException as error:
         _fail(_explain(error))
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether stderr is to be JSON, known before the command line is read: what is wrong with that goes there too."""
+    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
 
 
 def _explain(error: typer.TyperException) -> str:

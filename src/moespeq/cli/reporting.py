@@ -32,7 +32,7 @@ LogFormat = Annotated[
     typer.Option(
         "--log-format",
         metavar="|".join(_FORMATS),
-        help="A log line as text, or as one JSON object.",
+        help="Lines on stderr as text, or each as one JSON object.",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -67,7 +67,7 @@ def command(
 
     Example: moespeq serve allenai/OLMoE-1B-7B-0924-Instruct --port 8000
     """
-    from moespeq.cli.console import err, print_json, progress_bar, start_torch
+    from moespeq.cli.console import err, print_json, progress_bar, replies, start_torch
     from moespeq.server.listening import listen
 
     listening = listen(host, port)
@@ -111,7 +111,7 @@ def command(
             if json:
                 print_json({"url": url, "model": service.model_name})
             else:
-                err.print(f"{service.model_name} is served at {url}/v1; its live page is {url}/")
+                replies.print(f"{service.model_name} is served at {url}/v1; its live page is {url}/")
 
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)

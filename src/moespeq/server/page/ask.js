@@ -2,8 +2,14 @@
 
 import { number, seconds, several } from "./words.js";
 
+const LOST = "The server went away before the answer was complete; send the prompt again when it is back.";
+const NUMBERS = {
+  most: ["Tokens: give a whole number from 1 on.", (field) => field.valueAsNumber >= 1 && Number.isInteger(field.valueAsNumber)],
+  temperature: ["Temperature: give a number from 0 to 2.", (field) => field.valueAsNumber >= 0 && field.valueAsNumber <= 2],
+};
+
 export class AskBox {
-  // api: {model(), headers()}, of the server that is connected now.
+  // api: {model(), headers(), status()}, of the server that is connected now.
   constructor(api) {
     this.api = api;
     this.parts = Object.fromEntries(["ask-form", "prompt", "style", "most", "temperature", "send", "stop", "answer", "answer-says"]
@@ -16,6 +22,7 @@ export class AskBox {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.send(); }
       if (event.key === "Escape") this.running?.abort();
     });
+    for (const id of Object.keys(NUMBERS)) this.parts[id].addEventListener("change", () => this.isRight(id));
   }
 
   // engine: as the state tells it, null where nobody would answer. One without a chat template cannot chat.
@@ -30,10 +37,32 @@ export class AskBox {
 
   allow() { this.parts.send.ariaDisabled = `${this.running !== null || !this.isOffered}`; } // not `disabled`: the keyboard's focus would be lost
 
+  // Whether a field's number can be sent. One that is emptied has its usual number again.
+  isRight(id) {
+    const field = this.parts[id];
+    if (!field.value && !field.validity.badInput) field.value = field.defaultValue;
+    const isRight = NUMBERS[id][1](field);
+    field.setAttribute("aria-invalid", `${!isRight}`);
+    return isRight;
+  }
+
+  // Why nothing can be sent now, if so, and the field to mend: [sentence, id].
+  hindrance() {
+    if (this.running) return ["An answer is still coming: Stop or Escape ends it.", ""];
+    if (!this.isOffered) return [`The server takes no prompt now: ${this.api.status()}.`, ""];
+    if (!this.parts.prompt.value.trim()) return ["There is no prompt yet: write one.", "prompt"];
+    const wrong = Object.keys(NUMBERS).find((id) => !this.isRight(id));
+    return wrong ? [NUMBERS[wrong][0], wrong] : null;
+  }
+
   async send() {
-    const prompt = this.parts.prompt.value;
-    if (this.running || !this.isOffered || !prompt.trim()) return;
-    const text = document.createTextNode(""), began = performance.now();
+    const hindrance = this.hindrance();
+    if (hindrance) {
+      this.parts["answer-says"].textContent = hindrance[0];
+      this.parts[hindrance[1]]?.focus();
+      return;
+    }
+    const prompt = this.parts.prompt.value, text = document.createTextNode(""), began = performance.now();
     this.parts.answer.replaceChildren(text);
     this.show(new AbortController(), "Waiting for the first token…");
     const seen = { tokens: 0, first: 0, reason: "" };
@@ -67,24 +96,29 @@ export class AskBox {
 
   write(text, piece) {
     const { answer } = this.parts, follows = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 30;
-    text.appendData(piece);
+    if (text.data.trim()) text.appendData(piece);
+    else text.data = (text.data + piece).replace(/^ (?=\S)/, ""); // the one before a model's first word would indent it
     if (follows) answer.scrollTop = answer.scrollHeight;
   }
 
   async *stream(prompt, signal) {
-    const isChat = this.parts.style.value === "chat", temperature = parseFloat(this.parts.temperature.value);
+    const isChat = this.parts.style.value === "chat";
     const body = {
       model: this.api.model(), stream: true, stream_options: { include_usage: true },
-      max_tokens: parseInt(this.parts.most.value, 10) || 1,
-      temperature: Number.isFinite(temperature) ? temperature : 0,
+      max_tokens: this.parts.most.valueAsNumber, temperature: this.parts.temperature.valueAsNumber,
       ...(isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
     };
-    const answer = await fetch(isChat ? "v1/chat/completions" : "v1/completions", {
+    const answer = await heard(fetch(isChat ? "v1/chat/completions" : "v1/completions", {
       method: "POST", headers: { "Content-Type": "application/json", ...this.api.headers() }, body: JSON.stringify(body), signal,
-    });
+    }));
     if (!answer.ok) throw new Error(await sentence(answer));
     yield* events(answer.body.pipeThrough(new TextDecoderStream()).getReader());
   }
+}
+
+// What the network brings; a browser's own words for what it does not tell nobody what to do.
+async function heard(promised) {
+  try { return await promised; } catch (error) { throw error.name === "AbortError" ? error : new Error(LOST); }
 }
 
 async function sentence(answer) {
@@ -94,8 +128,8 @@ async function sentence(answer) {
 // Server-sent events, up to [DONE].
 async function* events(reader) {
   for (let rest = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("The connection ended before the answer was complete.");
+    const { value, done } = await heard(reader.read());
+    if (done) throw new Error(LOST);
     const lines = (rest + value).split("\n\n");
     rest = lines.pop();
     for (const line of lines) {

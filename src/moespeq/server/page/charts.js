@@ -2,13 +2,13 @@
 
 import { area, axes, bars, empty, line, roundedUp, steps } from "./draw.js";
 import { grouped, sum, wall } from "./passes.js";
-import { NOTHING_YET, bytes, count, number, percent, several } from "./words.js";
+import { NOTHING_YET, bytes, count, last, number, percent, several } from "./words.js";
 
 const SHOWN = 240;
 const GROUPS = 80;
 
 const byId = (id) => document.getElementById(id);
-const ends = (rounds) => [`${rounds.length} rounds ago`, "now"];
+const ends = (rounds) => [`${several(rounds.length, "round")} ago`, "now"];
 
 function chart(id, rounds, draw) {
   const canvas = byId(id), caption = byId(`${id}-says`);
@@ -27,7 +27,7 @@ function speed(rounds) {
     const plot = axes(canvas, { most: roundedUp(Math.max(...values)), label: number, ends: ends(rounds) });
     area(plot, values, "verify");
     line(plot, values, "verify");
-    return `Tokens a second: ${number(values.at(-1))} now, ${number(Math.min(...values))} to ${number(Math.max(...values))} in the last ${several(rounds.length, "round")}.`;
+    return `Tokens a second: ${number(values.at(-1))} now, ${number(Math.min(...values))} to ${number(Math.max(...values))} in ${last(rounds.length, "round")}.`;
   });
 }
 
@@ -43,8 +43,8 @@ function depth(rounds) {
     plot.context.globalAlpha = 1;
     steps(plot, committed, "verify");
     steps(plot, k, "draft");
-    const last = rounds.at(-1);
-    return `The last round drafted ${last.k} and committed ${last.committed}; on average ${number(sum(rounds, "k") / rounds.length)} and ${number(sum(rounds, "committed") / rounds.length)}.`;
+    const newest = rounds.at(-1);
+    return `The newest round drafted ${newest.k} and committed ${newest.committed}; ${last(rounds.length, "round")}, on average, ${number(sum(rounds, "k") / rounds.length)} and ${number(sum(rounds, "committed") / rounds.length)}.`;
   });
 }
 
@@ -73,11 +73,11 @@ function link(rounds) {
     const groups = grouped(rounds, GROUPS);
     const share = (name) => groups.map((group) => Math.min(1, sum(group, name) / wall(group)));
     const plot = axes(canvas, { most: 1, label: percent, ends: ends(rounds) });
-    const busy = share("link_busy_s");
+    const busy = share("link_busy_s"), time = wall(rounds), part = (name) => percent(Math.min(1, sum(rounds, name) / time));
     area(plot, busy, "copy");
     line(plot, busy, "copy");
     line(plot, share("stall_s"), "stall");
-    return `Busy ${percent(Math.min(1, sum(rounds, "link_busy_s") / wall(rounds)))} of the time; the model had nothing else to do ${percent(sum(rounds, "stall_s") / wall(rounds))} of it.`;
+    return `In ${last(rounds.length, "round")} the link moved bytes ${part("link_busy_s")} of the time, and the model waited for it ${part("stall_s")} of the time.`;
   });
 }
 

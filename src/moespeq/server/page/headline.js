@@ -1,7 +1,7 @@
 // The four figures that matter, each with what it means, over the last rounds.
 
 import { sum, wall } from "./passes.js";
-import { number, percent, several } from "./words.js";
+import { last, number, percent, several } from "./words.js";
 
 const OVER = 100;
 
@@ -33,14 +33,14 @@ function hitsMeans(asked, late, misses) {
 // instead: what is said while there is no round.
 export function drawHeadline(passes, isBusy, instead) {
   const rounds = passes.rounds(OVER);
+  document.getElementById("over").textContent = rounds.length ? `Over ${last(rounds.length, "round")}` : "Over the last rounds";
   if (!rounds.length) {
     for (const id of ["speed", "gain", "wait", "hits"]) say(id, "–", instead);
     return;
   }
-  const over = `the last ${several(rounds.length, "round")}`;
   const time = wall(rounds), committed = sum(rounds, "committed") / rounds.length, waiting = sum(rounds, "stall_s") / time;
   const hits = sum(rounds, "hits"), late = sum(rounds, "late"), misses = sum(rounds, "misses"), asked = hits + late + misses;
-  say("speed", number(sum(rounds, "committed") / time), isBusy ? `Decoding now; over ${over}.` : `Idle now; over ${over}.`);
+  say("speed", number(sum(rounds, "committed") / time), isBusy ? "Decoding now." : "Idle now.");
   say("gain", number(committed), gainMeans(rounds, committed));
   say("wait", percent(waiting), waitMeans(waiting));
   say("hits", asked ? percent(hits / asked) : "–", hitsMeans(asked, late, misses));

@@ -25,7 +25,7 @@ const live = new Live({
   take: (state) => { if (isSame(state)) show(state); },
   fail: (error) => (error instanceof KeyWanted ? wantKey() : say("bad", "no answer", gone())),
 });
-const ask = new AskBox({ model: () => latest?.model ?? "", headers: () => live.headers() });
+const ask = new AskBox({ model: () => latest?.model ?? "", headers: () => live.headers(), status: () => byId("status").textContent });
 
 // A server that was started again counts from 1: forget what the other one told, and ask for all of it.
 function isSame(state) {
@@ -45,6 +45,7 @@ function show(state) {
   passes.add(state);
   byId("model").textContent = state.model;
   byId("version").textContent = `moespeq ${state.version}`;
+  if (byId("key-form").contains(document.activeElement)) byId("prompt").focus();
   byId("key-form").hidden = true;
   document.title = `${state.running ? "● " : ""}moespeq ${state.model}`;
   byId("queue").textContent = `${several(state.waiting, "request")} waiting, ${state.running} running`;
@@ -90,7 +91,9 @@ const gone = () => (latest
   : "The server does not answer. This page goes on by itself when it does.");
 
 function wantKey() {
+  const isNew = byId("key-form").hidden;
   byId("key-form").hidden = false;
+  if (isNew && document.activeElement === document.body) byId("key").focus(); // never away from who writes
   byId("key-hint").textContent = live.key ? "That key is not the server's; try again." : "It stays in this tab, until the tab is closed.";
   say("wait", "wants its API key", "");
   ask.offer(null);

@@ -2,7 +2,7 @@
 
 import { begin, colour, empty } from "./draw.js";
 import { sum, wall } from "./passes.js";
-import { NOTHING_YET, percent, seconds } from "./words.js";
+import { NOTHING_YET, last, percent, seconds } from "./words.js";
 
 const LANES = [["draft", "draft"], ["verify", "verify"], ["waiting", "stall"], ["link", "copy"]];
 const LEFT = 58;
@@ -39,7 +39,7 @@ export function drawTimeline(passes) {
     x += length;
   }
   const part = (name) => percent(sum(rounds, name) / whole);
-  caption.textContent = `${rounds.length} rounds in ${seconds(whole)}: ${part("draft_s")} drafting, ${part("verify_s")} verifying, ${part("stall_s")} of it waiting for experts. Above each: tokens drafted → committed.`;
+  caption.textContent = `${seconds(whole)} for ${last(rounds.length, "round")}: ${part("draft_s")} for drafting, ${part("verify_s")} for verifying. Inside of these two the model waited for experts, ${part("stall_s")} of the ${seconds(whole)}. Above each: tokens drafted → committed.`;
   canvas.setAttribute("aria-label", caption.textContent);
 }
 

@@ -20,6 +20,8 @@ export const count = (value) => value.toLocaleString("en-GB");
 
 export const several = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
+export const last = (value, noun) => (value === 1 ? `the last ${noun}` : `the last ${several(value, noun)}`);
+
 export function seconds(value) {
   return value >= 1 ? `${value.toFixed(1)} s` : value >= 1e-3 ? `${(1e3 * value).toFixed(value >= 0.1 ? 0 : 1)} ms`
     : `${(1e6 * value).toFixed(0)} µs`;
