@@ -45,6 +45,12 @@ class Tokenizer:
         return text
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, of a chat model often a turn."""
+        token: int | None = getattr(self._tokenizer, "eos_token_id", None)
+        return token
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint says how a conversation becomes a prompt."""
         return bool(getattr(self._tokenizer, "chat_template", None))
