@@ -107,11 +107,26 @@ def test_a_call_that_is_none_becomes_content(broken: str) -> None:
 
 
 def test_a_marker_that_closes_nothing_is_left_out_wherever_it_is_cut() -> None:
-    text = 'a</think>b<tool_call>\n{"name": "add", "arguments": {"a": "</tool_call>"}}\n</tool_call>'
+    text = f"a</think>b {CALL}\n</tool_call> c"
     for size in (1, 2, 3, 7, len(text)):
         part = read(reader_of(QWEN), *(text[begin : begin + size] for begin in range(0, len(text), size)))
-        assert (part.reasoning, part.calls) == ("", [])
-        assert part.content.split() == ['ab{"name":', '"add",', '"arguments":', '{"a":', '""}}'], size
+        assert (part.reasoning, part.content, called(part)) == ("", "abc", [("add", {"a": 1})]), size
+
+
+@pytest.mark.parametrize("text", ["</tool_call>", "<tool_call>", 'say "</tool_call>" \\', "a [b] < c"])
+def test_a_marker_in_a_text_of_a_calls_json_is_a_part_of_it(text: str) -> None:
+    call = f"<tool_call>{json.dumps({'name': 'add', 'arguments': {'a': text}}, ensure_ascii=False)}</tool_call>"
+    for size in (1, 2, 5, len(call)):
+        said = f"Well{call} done {call}"
+        part = read(reader_of(QWEN), *(said[begin : begin + size] for begin in range(0, len(said), size)))
+        assert called(part) == [("add", {"a": text})] * 2
+        assert part.content == "Well done"
+
+
+@pytest.mark.parametrize("broken", ['{"name": "add", "arguments": "', '{"name": "add", "arguments": "no object"}'])
+def test_a_text_that_never_ends_hides_no_marker_behind_its_line(broken: str) -> None:
+    part = read(reader_of(QWEN), f"<tool_call>{broken}\n</tool_call>{CALL}")
+    assert (part.content, called(part)) == (broken, [("add", {"a": 1})])
 
 
 def test_half_a_character_in_arguments_is_written_as_json_writes_it() -> None:

@@ -145,4 +145,4 @@ class Conversation:
 
     def _params(self, settings: Mapping[str, Any]) -> SamplingParams:
         given = {"max_new_tokens": self._longest_answer_tok, **settings}
-        return SamplingParams.from_generation_config(self._engine.generation_config, **given)
+        return self._engine.sampling_params(**given)

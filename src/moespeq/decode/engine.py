@@ -23,12 +23,12 @@ from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.live_tokens import Reuse, check_reuse
 from moespeq.decode.logprobs import TokenLogprob, token_logprobs
 from moespeq.decode.loop import Observer, SpeculativeLoop
-from moespeq.decode.params import SamplingParams
+from moespeq.decode.params import SamplingParams, end_token_ids
 from moespeq.decode.prompt import Prompt, prompt_tokens
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.spectator import Spectator
 from moespeq.decode.stream import GenerationStream
-from moespeq.decode.text import TextStream
+from moespeq.decode.text import text_stream
 from moespeq.errors import UsageError
 from moespeq.model.runner import Runner
 from moespeq.model.tokenizer import Tokenizer
@@ -136,6 +136,13 @@ class Engine:
         """The transformers model underneath, its experts elsewhere."""
         return self._parts.runner.model
 
+    def sampling_params(self, **sampling: Any) -> SamplingParams:
+        """`sampling` with every default resolved: the checkpoint's settings, and all tokens that end its texts."""
+        of_tokenizer = None if self._parts.tokenizer is None else self._parts.tokenizer.eos_token_id
+        ends = end_token_ids(self.generation_config, of_tokenizer, self.vocab_size)
+        given = {name: value for name, value in sampling.items() if value is not None}
+        return SamplingParams.from_generation_config(self.generation_config, **{"eos_token_ids": ends, **given})
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokens of `prompt`, checked. Raises PromptError where it is empty or leaves the answer no room."""
         vocab_size, context_tok = self._parts.vocab_size, self.plan.context_tok
@@ -176,10 +183,13 @@ class Engine:
         no bit; "history", all that the last one shares, makes the text one of this conversation (see live_tokens).
         """
         check_reuse(reuse)
-        params = SamplingParams.from_generation_config(generation_config or self.generation_config, **sampling)
+        if generation_config is None:
+            params = self.sampling_params(**sampling)
+        else:
+            params = SamplingParams.from_generation_config(generation_config, **sampling)
         tokens = self.encode(prompt)
         limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
-        sink = sink or self._text_stream(params.stop)
+        sink = sink or text_stream(self._parts.tokenizer, params.stop, hidden=params.ends)
         return self._start(tokens, params, sink, limit_tok, choice_index, observer, reuse)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
@@ -285,16 +295,3 @@ class Engine:
             reuse=reuse,
         )
         return GenerationStream(generation, cancelled, self._claim)
-
-    def _text_stream(self, stop: tuple[str, ...]) -> TextStream:
-        decoder = self._parts.tokenizer
-        if decoder is None and stop:
-            raise UsageError("Stop texts are found by the tokenizer and this checkpoint has none; use eos_token_ids.")
-        return TextStream(decoder or _NoText(), stop)
-
-
-class _NoText:
-    """Stands in for a tokenizer where the checkpoint has none: tokens in, tokens out, no text."""
-
-    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
-        return ""

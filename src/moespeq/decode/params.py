@@ -1,9 +1,9 @@
 """What one generation asks for: `SamplingParams`, checked once.
 
 Owns the legal ranges and the precedence: the user's value, then the checkpoint's generation config, then our
-default. Applies nothing; `processors` and `sampling` do. Temperature 0 is greedy decoding, and as in
-transformers the warpers (temperature, top-k, top-p, min-p) then do not act, while repetition penalty and
-min-new-tokens do.
+default; and which tokens end a text. Applies nothing; `processors` and `sampling` do. Temperature 0 is greedy
+decoding, and as in transformers the warpers (temperature, top-k, top-p, min-p) then do not act, while repetition
+penalty and min-new-tokens do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moespeq.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LogitsProcessor", "SamplingParams"]
+__all__ = ["LogitsProcessor", "SamplingParams", "end_token_ids"]
 
 LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
 """(input_ids [1, n], scores [1, V] float32) -> scores [1, V], without memory: a position is asked again."""
@@ -34,6 +34,7 @@ _SEED_BITS = 53  # of a drawn seed: a JSON number carries it unchanged
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     "bad_words_ids": (),
     "begin_suppress_tokens": (),
+    "dola_layers": (),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -41,10 +42,13 @@ _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     "exponential_decay_length_penalty": (),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
+    "frequency_penalty": (0.0,),
     "guidance_scale": (1.0,),
     "min_length": (0,),
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
+    "penalty_alpha": (0.0,),
+    "presence_penalty": (0.0,),
     "sequence_bias": (),
     "suppress_tokens": (),
     "top_h": (),
@@ -107,6 +111,11 @@ class SamplingParams:
         """Whether the most likely token is taken, without randomness."""
         return self.temperature == 0
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end this text; none where EOS is an ordinary token."""
+        return frozenset() if self.ignore_eos else frozenset(self.eos_token_ids)
+
     def seeded(self) -> SamplingParams:
         """These parameters with a seed: the one given, or a fresh one, to be reported with the result."""
         if self.seed is not None:
@@ -135,10 +144,22 @@ class SamplingParams:
         return cls(**values)
 
 
+def end_token_ids(config: object | None, tokenizer_eos: int | None, vocab_size: int) -> tuple[int, ...]:
+    """What ends a text: the ids of a generation config, and the tokenizer's own, which ends a turn in many chats.
+
+    An id outside of the vocabulary, as -1 for "none", ends nothing.
+    """
+    named = getattr(config, "eos_token_id", None)
+    ids = dict.fromkeys([*(() if named is None else _as_tuple(named)), tokenizer_eos])
+    return tuple(token for token in ids if isinstance(token, int) and 0 <= token < vocab_size)
+
+
 def _checkpoint_defaults(config: object | None) -> dict[str, Any]:
     """The options a generation config sets, under our names."""
     names = ("max_new_tokens", "min_new_tokens", "top_k", "top_p", "min_p", "repetition_penalty")
     values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0  # "off" in files written for other engines
     if getattr(config, "do_sample", None):
         temperature = getattr(config, "temperature", None)
         values["temperature"] = 1.0 if temperature is None else temperature

@@ -78,7 +78,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = merge_custom(self.params)
-        self._ends = frozenset() if params.ignore_eos else frozenset(params.eos_token_ids)
+        self._ends = params.ends
         self._eos = torch.tensor(self.params.eos_token_ids, dtype=torch.int64, device=self._device)
         self._prompt_tok = len(prompt_tokens)
         self._tokens: list[int] = []

@@ -11,11 +11,13 @@ BPE, byte fallback and sentencepiece tokenizers do not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Decoder", "StreamDelta", "TextStream"]
+from moespeq.errors import UsageError
+
+__all__ = ["Decoder", "StreamDelta", "TextStream", "text_stream"]
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
@@ -35,10 +37,28 @@ class StreamDelta:
     stopped: bool
 
 
-class TextStream:
-    """One generation's text. `push` until it reports `stopped` or tokens end, then `flush`."""
+def text_stream(decoder: Decoder | None, stop: Sequence[str], *, hidden: Collection[int]) -> TextStream:
+    """Of a generation without special tokens. Raises UsageError for a stop text that no tokenizer can find."""
+    if decoder is None and stop:
+        raise UsageError("Stop texts are found by the tokenizer and this checkpoint has none; use eos_token_ids.")
+    return TextStream(decoder or _NoText(), stop, hidden=hidden)
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
+
+class TextStream:
+    """One generation's text. `push` until it reports `stopped` or tokens end, then `flush`.
+
+    hidden: tokens that have no text, as those that end it; not all of them are special to every tokenizer.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        hidden: Collection[int] = (),
+    ) -> None:
+        self._hidden = frozenset(hidden)
         self._detokenizer = _Detokenizer(decoder, skip_special_tokens)
         self._scanner = _StopScanner(stop)
 
@@ -52,7 +72,8 @@ class TextStream:
         assert not self.stopped, "tokens after a stop are never live"
         parts = []
         for num_tokens, token in enumerate(tokens, start=1):
-            parts.append(self._scanner.add(self._detokenizer.add(token)))
+            if token not in self._hidden:
+                parts.append(self._scanner.add(self._detokenizer.add(token)))
             if self.stopped:
                 return StreamDelta("".join(parts), num_tokens, True)
         return StreamDelta("".join(parts), len(tokens), False)
@@ -62,6 +83,13 @@ class TextStream:
         if self.stopped:
             return ""
         return self._scanner.add(self._detokenizer.flush()) + self._scanner.flush()
+
+
+class _NoText:
+    """Stands in for a tokenizer where the checkpoint has none: tokens in, tokens out, no text."""
+
+    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        return ""
 
 
 class _Detokenizer:

@@ -31,14 +31,37 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
 
 def load_generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
-    """`generation_config.json` where there is one, else what the model's configuration implies."""
+    """`generation_config.json` where there is one, else what `config.json` says of generation, as in transformers.
+
+    Where the file names no end of a text, the model's configuration does: in transformers such a text has none.
+    """
     path = folder / "generation_config.json"
+    implied = _implied_generation_config(folder, config)
     if not path.is_file():
-        return GenerationConfig.from_model_config(config)
+        return implied
     try:
-        return GenerationConfig.from_pretrained(folder)
+        own = GenerationConfig.from_pretrained(folder)
     except Exception as error:  # A value of the wrong type breaks whichever check meets it first.
         raise CheckpointError(f"{path} cannot be read ({one_line(error)}); download or prepare it again.") from error
+    if own.eos_token_id is None:
+        own.eos_token_id = implied.eos_token_id
+    return own
+
+
+def _implied_generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    """From the file, since `config` has lost settings of generation; what that does not say, `config` may."""
+    known = GenerationConfig.from_model_config(config)
+    if not (folder / "config.json").is_file():
+        return known
+    try:
+        written = GenerationConfig.from_pretrained(folder, config_file_name="config.json", _from_model_config=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder / 'config.json'} says nonsense of generation: {one_line(error)}; download it again."
+        ) from error
+    if written.eos_token_id is None:
+        written.eos_token_id = known.eos_token_id
+    return written
 
 
 def one_line(error: Exception) -> str:

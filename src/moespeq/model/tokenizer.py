@@ -14,7 +14,16 @@ from transformers.utils.chat_parsing import ResponseParser
 from moespeq.errors import CheckpointError, PromptError, UsageError
 from moespeq.model.loading import one_line
 
-__all__ = ["ResponseParser", "Tokenizer"]
+__all__ = ["AnswerParser", "Tokenizer"]
+
+
+class AnswerParser(ResponseParser):  # type: ignore[misc]
+    """transformers' parser of an answer that grows; it also says whether calls are JSON as the standard has it."""
+
+    def __init__(self, template: Mapping[str, Any], *, prefix: str, tools: Sequence[dict[str, Any]]) -> None:
+        super().__init__(dict(template), prefix=prefix, tools=list(tools))
+        calls = template["fields"].get("tool_calls", {})
+        self.has_json_calls = calls.get("content") == "json" and not calls.get("content_args", {}).get("string_delims")
 
 
 class Tokenizer:
@@ -45,6 +54,12 @@ class Tokenizer:
         return text
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, of a chat model often a turn."""
+        token: int | None = getattr(self._tokenizer, "eos_token_id", None)
+        return token
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint says how a conversation becomes a prompt."""
         return bool(getattr(self._tokenizer, "chat_template", None))
@@ -70,7 +85,8 @@ class Tokenizer:
     @property
     def special_tokens(self) -> Sequence[str]:
         """Tokens that `decode` leaves out unless told otherwise, as they are written."""
-        return list(self._tokenizer.all_special_tokens)
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        return list(dict.fromkeys([*self._tokenizer.all_special_tokens, *(str(one) for one in added if one.special)]))
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
@@ -80,9 +96,9 @@ class Tokenizer:
 
     def response_parser(
         self, template: Mapping[str, Any], *, prefix: str, tools: Sequence[dict[str, Any]]
-    ) -> ResponseParser:
+    ) -> AnswerParser:
         """A parser of one answer that grows, behind what of it the prompt wrote already."""
-        return self._tokenizer.get_response_parser(dict(template), prefix=prefix, tools=list(tools))
+        return AnswerParser(template, prefix=prefix, tools=tools)
 
     def encode_chat(
         self,

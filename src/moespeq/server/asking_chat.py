@@ -6,12 +6,10 @@ Like `asking`, it finds what is wrong with a request before that queues, beside 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from moespeq.decode.engine import Engine
-from moespeq.decode.params import SamplingParams
-from moespeq.decode.text import Decoder, TextStream
+from moespeq.decode.text import TextStream
 from moespeq.errors import UsageError
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.server.answer_format import AnswerFormat, format_of
@@ -115,18 +113,5 @@ def _reader(
 
 def _shown_markers(engine: Engine, sampling: dict[str, Any]) -> Callable[[], TextStream]:
     """Texts in which special tokens are shown, those that end it left out."""
-    params = SamplingParams.from_generation_config(engine.generation_config, **sampling)
-    decoder = _WithoutEnds(engine.tokenizer, frozenset(params.eos_token_ids))
-    return lambda: TextStream(decoder, params.stop, skip_special_tokens=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutEnds:
-    """A decoder that leaves out `ends`."""
-
-    decoder: Decoder
-    ends: frozenset[int]
-
-    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
-        kept = [token for token in ids if token not in self.ends]
-        return self.decoder.decode(kept, skip_special_tokens=skip_special_tokens)
+    params = engine.sampling_params(**sampling)
+    return lambda: TextStream(engine.tokenizer, params.stop, skip_special_tokens=False, hidden=params.eos_token_ids)

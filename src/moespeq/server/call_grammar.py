@@ -12,8 +12,9 @@ from typing import Any
 
 from llguidance import StructTag
 
-from moespeq.server.answer_format import CALL, CALL_END, THINK_END, AnswerFormat
+from moespeq.server.answer_format import AnswerFormat
 from moespeq.server.chat_protocol import Tool
+from moespeq.server.marker_forms import CALL, CALL_END, THINK_END
 from moespeq.server.schemas import enforceable
 
 __all__ = ["calls_between_text", "calls_or_json", "only_calls"]

@@ -16,7 +16,6 @@ from typing import Any
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import TokenSink
 from moespeq.decode.logprobs import TokenLogprob
-from moespeq.decode.params import SamplingParams
 from moespeq.ports import Clock
 from moespeq.server.grammar import Grammar
 from moespeq.server.metrics import ServerMetrics
@@ -140,4 +139,4 @@ class _Echo:
 
 def check_sampling(engine: Engine, sampling: dict[str, Any]) -> None:
     """Raise UsageError for what the engine would refuse, before the request queues."""
-    SamplingParams.from_generation_config(engine.generation_config, **sampling)
+    engine.sampling_params(**sampling)

@@ -17,7 +17,6 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from moespeq.decode.engine import Engine
-from moespeq.decode.params import SamplingParams
 from moespeq.ports import Clock
 from moespeq.server.failures import AuthenticationError, UnknownModelError
 from moespeq.server.feed import events_of, server_sent
@@ -99,8 +98,8 @@ class Service:
     def grammars(self) -> GrammarCompiler:
         """Made when the first answer needs one."""
         engine = self.worker.engine
-        defaults = SamplingParams.from_generation_config(engine.generation_config)
-        return GrammarCompiler(engine.tokenizer.definition, engine.vocab_size, defaults.eos_token_ids)
+        ends = engine.sampling_params().eos_token_ids
+        return GrammarCompiler(engine.tokenizer.definition, engine.vocab_size, ends)
 
     async def reply(
         self, request: Request, task: GenerationTask, style: Style, *, is_streamed: bool, has_usage: bool
