@@ -80,8 +80,8 @@ def test_a_dense_model(refused: Refused, tmp_path: Path) -> None:
 
 def test_a_family_no_test_proves(refused: Refused, checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "llama4_text"}))
-    assert "No test proves model type 'llama4_text' yet" in refused("prepare", checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "jetmoe"}))
+    assert "No test proves model type 'jetmoe' yet" in refused("prepare", checkpoint)
     (checkpoint / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
     assert "quantised (gptq)" in refused("run", checkpoint, "-p", "x")
 
@@ -137,6 +137,8 @@ def test_prompts_that_cannot_be_answered(refused: Refused, tiny_store: Path) -> 
     assert "and the context 32" in sentence
     assert "not valid UTF-8" in refused("run", tiny_store, "-p", "caf\udce9")
     assert "not valid UTF-8" in refused("run", tiny_store, "--chat", "-p", "caf\udce9")
+    refusal = refused("run", tiny_store, "--system", "caf\udce9", "-p", "Hello")
+    assert "The system message is not valid UTF-8 at character 3; convert it first." in refusal
 
 
 def test_a_model_without_a_chat_template(refused: Refused, checkpoint: Path) -> None:

@@ -116,6 +116,11 @@ def test_settings_that_the_callers_own_processors_take_care_of_are_silent():
         SamplingParams.from_generation_config(config, logits_processors=[lambda ids, scores: scores])
 
 
+def test_what_is_no_list_of_stops_is_not_taken_for_one():
+    with pytest.raises(UsageError, match="stop must be a tuple of texts"):
+        SamplingParams.from_generation_config(None, stop={"a": 1})
+
+
 def test_one_stop_or_a_list_may_stand_for_a_tuple():
     params = SamplingParams.from_generation_config(None, stop="END", eos_token_ids=[3, 4])
     assert (params.stop, params.eos_token_ids) == (("END",), (3, 4))

@@ -88,7 +88,7 @@ def command(
         "stop": tuple(stop) if stop else None,
         "seed": seed,
     }
-    refuse_early(model, loading, sampling, is_chat=True)
+    refuse_early(model, loading, sampling, chat=system or "")
     with suppress(ImportError):
         import readline  # noqa: F401  # gives `input` its keys
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -12,16 +12,16 @@ from typing import Any
 __all__ = ["refuse_early"]
 
 
-def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, Any], *, is_chat: bool) -> None:
+def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, Any], *, chat: str | None) -> None:
     """Raise what loading `model` with these options, or asking it like this, would raise. Raises MoespeqError.
 
-    is_chat: whether the model's chat template is needed.
+    chat: where the model's chat template is needed, the system message, "" for none.
     """
     from moespeq.config import LoadOptions
     from moespeq.decode.params import SamplingParams
     from moespeq.errors import UsageError
     from moespeq.model.loading import load_config, load_generation_config
-    from moespeq.model.tokenizer import Tokenizer
+    from moespeq.model.tokenizer import Tokenizer, check_utf8
     from moespeq.prepare import resolve_small_files
     from moespeq.profiling import choose_device
 
@@ -31,8 +31,9 @@ def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, 
         warnings.simplefilter("ignore")  # the request itself warns again
         defaults = load_generation_config(folder, load_config(folder))
         SamplingParams.from_generation_config(defaults, **sampling)
-    if is_chat:
+    if chat is not None:
         tokenizer = Tokenizer.load(folder)
         if tokenizer is None:
             raise UsageError("This checkpoint has no tokenizer, which a chat needs; use one that has.")
+        check_utf8("system message", chat)
         tokenizer.encode_chat([{"role": "user", "content": "Hello"}])

@@ -100,7 +100,7 @@ def command(
         "ignore_eos": ignore_eos or None,
     }
     text = read_prompt(prompt)
-    refuse_early(model, loading, sampling, is_chat=chat or bool(system))
+    refuse_early(model, loading, sampling, chat=(system or "") if chat or system else None)
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)
     with engine:

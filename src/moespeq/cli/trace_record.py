@@ -92,7 +92,7 @@ def command(
         "ignore_eos": ignore_eos or None,
     }
     require_draft(LoadOptions.from_mapping(loading))
-    refuse_early(model, loading, sampling, is_chat=chat or bool(system))
+    refuse_early(model, loading, sampling, chat=(system or "") if chat or system else None)
     _require_new_file(out, "--out")
     if timeline is not None:
         _require_new_file(timeline, "--timeline")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -171,7 +171,7 @@ def _checkpoint_defaults(config: object | None) -> dict[str, Any]:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
         return tuple(value)
     return (value,)
 

@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from moespeq.errors import CheckpointError, PromptError, UsageError
 from moespeq.model.loading import one_line
 
-__all__ = ["AnswerParser", "Tokenizer"]
+__all__ = ["AnswerParser", "Tokenizer", "check_utf8"]
 
 
 class AnswerParser(ResponseParser):  # type: ignore[misc]
@@ -129,10 +129,7 @@ class Tokenizer:
                 f"The prompt has {len(text)} characters, which cannot be {most_tok} tokens or fewer, as many as the "
                 "context holds; shorten the prompt, or give a larger context."
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # bytes of a command line or file that were not UTF-8
-            raise PromptError(f"The prompt is not valid UTF-8 at character {error.start}; convert it first.") from None
+        check_utf8("prompt", text)
         return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
@@ -141,6 +138,14 @@ class Tokenizer:
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Raise PromptError for bytes of a command line or file that were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"The {what} is not valid UTF-8 at character {error.start}; convert it first.") from None
 
 
 def _check_messages(messages: object) -> None:
