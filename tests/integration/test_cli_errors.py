@@ -80,8 +80,8 @@ def test_a_dense_model(refused: Refused, tmp_path: Path) -> None:
 
 def test_a_family_no_test_proves(refused: Refused, checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "jetmoe"}))
-    assert "No test proves model type 'jetmoe' yet" in refused("prepare", checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
+    assert "No test proves model type 'qwen3' yet" in refused("prepare", checkpoint)
     (checkpoint / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
     assert "quantised (gptq)" in refused("run", checkpoint, "-p", "x")
 

@@ -53,6 +53,11 @@ class LiveTokens:
                 return shared_tok
 
     @property
+    def tokens(self) -> Sequence[int]:
+        """All of them."""
+        return tuple(self._tokens)
+
+    @property
     def chunked(self) -> Sequence[int]:
         """The tokens of the whole chunks at the front that a prefill wrote."""
         return self._tokens[: self._chunked_tok]

@@ -78,6 +78,7 @@ class SpeculativeLoop:
         self._token = 0
         self._observer: Observer | None = None
         self._live, self._prefixes = LiveTokens(prefill_rows), prefixes
+        self._rotation = 0  # that the live keys have
         self._begun = PrefillMeasures(0.0, residency.counters())
         self._spectator: Spectator | None = None
         self.fidelity = RouteFidelity()
@@ -101,7 +102,7 @@ class SpeculativeLoop:
         place = self.reused_tok = self._reuse(prompt, reuse)
         for begun.logits in self._prefill(prompt[place:], start=place, num_logits=1):
             self._live.add_prefilled(prompt[place : place + self._prefill_rows])
-            if reuse == "prompt":
+            if reuse == "prompt" and not self._rotation:
                 self._prefixes.keep(self._live.chunked)
             place = len(self._live)
             if place < len(prompt):
@@ -126,6 +127,7 @@ class SpeculativeLoop:
     def prompt_logit_chunks(self, prompt: Sequence[int]) -> Iterator[torch.Tensor]:
         """The same chunk by chunk, each valid until the next."""
         self._live.cut(0)
+        self._rotation = self._runner.rotation_of(len(prompt))
         return self._prefill(prompt, num_logits=0)
 
     def look_ahead(self, tokens: Sequence[int], start: int, on_ahead: OnLayer) -> Iterator[None]:
@@ -136,6 +138,7 @@ class SpeculativeLoop:
     def propose(self, sampler: Sampler, limit_tok: int) -> Accepted:
         """Draft and verify; returns the 1 to `limit_tok` tokens the round emits. `commit` must follow."""
         begin_s = self._clock.now_s()
+        self._turn_keys()
         times = None if self._observer is None else RoundTimes(self._clock, begin_s)
         self._round = RoundMeasures(begin_s=begin_s, k=self._choose_k(limit_tok), times=times)
         if self._round.k:
@@ -195,20 +198,37 @@ class SpeculativeLoop:
 
     def _reuse(self, prompt: Sequence[int], reuse: Reuse) -> int:
         """Make the front of `prompt` live that needs no prefill; returns its length."""
-        live_tok = self._live.reusable_tok(prompt, reuse)
-        if not self._runner.can_resume(live_tok):
+        live_tok, rotation = self._live.reusable_tok(prompt, reuse), self._runner.rotation_of(len(prompt))
+        if rotation != self._rotation or not self._runner.can_resume(live_tok):
             live_tok = 0
         self._live.cut(live_tok)
-        if reuse != "prompt":
+        self._rotation = rotation  # keys that others left for a prefix have the first
+        if reuse != "prompt" or rotation:
             return live_tok
         reused_tok = self._prefixes.restore(prompt, live_tok)
         self._live.add_prefilled(prompt[live_tok:reused_tok])
         return reused_tok
 
+    def _turn_keys(self) -> None:
+        """Compute all keys anew where the text has become so long that the model turns them otherwise."""
+        rotation = self._runner.rotation_of(self._position + 1)
+        if rotation != self._rotation:
+            tokens, self._rotation = self._live.tokens, rotation
+            self._live.cut(0)
+            list(self._prefill(tokens, num_logits=1, text_tok=self._position + 1))
+            self._live.add_prefilled(tokens)
+
     def _prefill(
-        self, prompt: Sequence[int], *, num_logits: int, start: int = 0, on_ahead: OnLayer | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        num_logits: int,
+        start: int = 0,
+        on_ahead: OnLayer | None = None,
+        text_tok: int | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Logits of the last `num_logits` rows of each chunk (0: all); `start`: the position of the first row."""
+        """Logits of the last `num_logits` rows of each chunk (0: all); the text may go on behind `prompt`."""
+        text_tok = text_tok or start + len(prompt)
         for offset in range(0, len(prompt), self._prefill_rows):
             chunk, place = prompt[offset : offset + self._prefill_rows], start + offset
             self._residency.begin_pass(PassKind.PREFILL)
@@ -216,7 +236,7 @@ class SpeculativeLoop:
                 self._residency.expect_all()
             elif self._residency.looks_ahead:
                 self._runner.foresee(chunk, place, self._residency.expect)
-            logits = self._runner.prefill(chunk, place, num_logits=num_logits, on_ahead=on_ahead)
+            logits = self._runner.prefill(chunk, place, num_logits=num_logits, on_ahead=on_ahead, text_tok=text_tok)
             self._residency.end_pass(1)
             yield logits
 

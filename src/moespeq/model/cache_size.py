@@ -15,6 +15,7 @@ from moespeq.model.experts import ExpertsSwitch, tag
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.recurrent import RecurrentStates
+from moespeq.model.rotation import without_looking
 
 __all__ = ["CacheSize", "cache_size"]
 
@@ -31,7 +32,7 @@ class CacheSize:
 
 def cache_size(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Of a model of `config`; nothing is loaded."""
-    model = empty_model(config, dtype)
+    model = empty_model(without_looking(config), dtype)  # positions of `meta` have no values
     text = config.get_text_config()
     states, switch = RecurrentStates(rows=0), ExpertsSwitch()
     cache = new_cache(model, 1, _META, states)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
 from moespeq.errors import UsageError
@@ -25,6 +25,7 @@ from moespeq.model.masks import MaskBuilder
 from moespeq.model.one_layer_ahead import OneLayerAhead
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.recurrent import RecurrentStates
+from moespeq.model.rotation import rope_switch_lengths
 
 __all__ = [
     "ROW_TILE",
@@ -36,7 +37,6 @@ __all__ = [
     "OneStream",
     "Runner",
     "max_k",
-    "rope_switch_lengths",
 ]
 
 ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
@@ -83,12 +83,23 @@ class Runner(Protocol):
         """The draft's routes of a prompt's rows from `start` on, or of the first of them; `prefill` must follow."""
         ...
 
+    def rotation_of(self, text_tok: int) -> int:
+        """Which of the model's rotations turns the keys of a text of so many tokens; 0 where there is one alone."""
+        ...
+
     def prefill(
-        self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        num_logits: int,
+        on_ahead: OnLayer | None = None,
+        text_tok: int | None = None,
     ) -> torch.Tensor:
         """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V].
 
         on_ahead: hears what each layer but the first would do with the input of the layer before it, see OneLayerAhead.
+        text_tok: of the whole text, whose rotation these rows take; by default it ends with them.
         """
         ...
 
@@ -151,7 +162,8 @@ class EagerRunner:
         config = model.config.get_text_config()
         self.model, self.context_tok, self.rows = model, context_tok, rows
         self.device: torch.device = model.device
-        self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
+        self._switch_lengths = rope_switch_lengths(config)
+        self.buckets = LengthBuckets(context_tok, self._switch_lengths)
         self._draft, self._target = draft, target
         self._stream = OneStream(self.device)
         length_tok = self.buckets.storage_tok(context_tok, rows)
@@ -187,16 +199,31 @@ class EagerRunner:
     def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
         pass
 
+    def rotation_of(self, text_tok: int) -> int:
+        return sum(length < text_tok for length in self._switch_lengths)
+
     def prefill(
-        self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        num_logits: int,
+        on_ahead: OnLayer | None = None,
+        text_tok: int | None = None,
     ) -> torch.Tensor:
         self._stream.check()
         self._target.expect(live_rows=len(tokens), row_tile=None, on_layer=None)
         self._states.begin_target(start, len(tokens), by_row=False)
-        places = torch.arange(start, start + len(tokens), device=self.device)
+        end = start + len(tokens)
+        bucket, places = self.buckets.above(end - 1), torch.arange(start, end, device=self.device)
         ids = torch.tensor(tokens, device=self.device)
         experts = self._target if on_ahead is None else self._heard(on_ahead)
-        return self._forward(ids, start, places, experts, num_logits=num_logits)
+        if text_tok is None or self.rotation_of(text_tok) == self.rotation_of(end):
+            return self._forward(ids, start, places, experts, bucket=bucket, num_logits=num_logits)
+        # The model chooses by the last position of a pass: a padded row has the text's.
+        ids, places = torch.cat([ids, ids[-1:]]), torch.cat([places, places.new_tensor([text_tok - 1])])
+        num_logits = num_logits + 1 if num_logits else 0
+        return self._forward(ids, start, places, experts, bucket=bucket, num_logits=num_logits)[:-1]
 
     def draft(
         self,
@@ -276,12 +303,3 @@ class EagerRunner:
 def max_k(position: int, rows: int, buckets: LengthBuckets, context_tok: int) -> int:
     """The longest draft of a round at `position`: rows, the context and the length bucket bound it."""
     return min(rows, buckets.above(position) - position, context_tok - position) - 1
-
-
-def rope_switch_lengths(config: PreTrainedConfig) -> list[int]:
-    """Lengths at which the rotary embedding itself changes (long-rope has two sets of factors)."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    original = parameters.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    return [int(original)] if original and parameters.get("rope_type") in ("longrope", "dynamic") else []

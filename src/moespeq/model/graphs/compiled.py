@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from moespeq.model.graphs import small_ops
 from moespeq.model.graphs.rewrite import rewrite
-from moespeq.model.runner import rope_switch_lengths
+from moespeq.model.rotation import looks_at_positions
 
 __all__ = ["compile_layers", "compiled_layers", "eager_layers", "release_layers"]
 
@@ -47,7 +47,7 @@ def release_layers(model: PreTrainedModel) -> None:
 def _compiled_modules(model: PreTrainedModel) -> list[nn.Module]:
     decoder = model.get_decoder()
     small = [getattr(decoder, name) for name in ("norm", "rotary_emb") if hasattr(decoder, name)]
-    if rope_switch_lengths(model.config.get_text_config()):
+    if looks_at_positions(model.config.get_text_config()):
         small = []  # such a rotation looks at the positions' values
     return [*decoder.layers, *small]
 

@@ -24,7 +24,7 @@ from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
 from moespeq.model.one_layer_ahead import OneLayerAhead
-from moespeq.model.runner import Choose, GoesOn, OneStream, OnLayer, OnStep, max_k, rope_switch_lengths
+from moespeq.model.runner import Choose, GoesOn, OneStream, OnLayer, OnStep, max_k
 
 __all__ = ["GraphRunner"]
 
@@ -55,7 +55,7 @@ class GraphRunner:
         config = model.config.get_text_config()
         self.model, self.context_tok, self.rows = model, context_tok, rows
         self.device: torch.device = model.device
-        self.buckets = LengthBuckets(context_tok, rope_switch_lengths(config))
+        self.buckets = LengthBuckets(context_tok)
         length_tok = -(-self.buckets.storage_tok(context_tok, rows) // _MASK_ALIGN_TOK) * _MASK_ALIGN_TOK
         self._storage = KVStorage(length_tok)
         self._products, self._prefill = products, prefill
@@ -145,7 +145,18 @@ class GraphRunner:
         if self._prompt_draft:
             self._prompt_draft.run(tokens, start, self.buckets.above(start + len(tokens) - 1), on_layer)
 
-    def prefill(self, tokens: Sequence[int], start: int, *, num_logits: int, on_ahead: OnLayer | None = None) -> Tensor:
+    def rotation_of(self, text_tok: int) -> int:
+        return 0  # a model that changes it runs eagerly
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        num_logits: int,
+        on_ahead: OnLayer | None = None,
+        text_tok: int | None = None,
+    ) -> Tensor:
         self._stream.check()
         if num_logits == 1 and on_ahead is None and self._prompt.fits(len(tokens), start):
             return self._prompt.run(tokens, self._prefill.of(len(tokens)))

@@ -8,7 +8,7 @@ from moespeq.kernels.fused import FUSED_ACTIVATIONS
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.quantizer import experts_modules
-from moespeq.model.runner import rope_switch_lengths
+from moespeq.model.rotation import looks_at_positions
 
 __all__ = ["activation_of", "passes_on_cuda", "why_not_graphs"]
 
@@ -31,7 +31,7 @@ def why_not_graphs(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     if FAMILIES[config.model_type].mixer is not None:
         return "it has layers with a state, which take one row at a time"
-    if rope_switch_lengths(config) or config.model_type in _ROTATIONS_ON_THE_HOST:
+    if looks_at_positions(config) or config.model_type in _ROTATIONS_ON_THE_HOST:
         return "its rotary embedding depends on the positions' values"
     if not FAMILIES[config.model_type].has_graphs:
         return f"no test on a GPU proves graphs of {config.model_type} yet"
