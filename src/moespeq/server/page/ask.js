@@ -46,10 +46,10 @@ export class AskBox {
     return isRight;
   }
 
-  // Why nothing can be sent now, if so, and the field to mend: [sentence, id].
+  // Why nothing can be sent now, if so, and the field to mend where one is: [sentence, id].
   hindrance() {
-    if (this.running) return ["An answer is still coming: Stop or Escape ends it.", ""];
-    if (!this.isOffered) return [`The server takes no prompt now: ${this.api.status()}.`, ""];
+    if (this.running) return ["An answer is still coming: Stop or Escape ends it."];
+    if (!this.isOffered) return [`The server takes no prompt now: ${this.api.status()}.`];
     if (!this.parts.prompt.value.trim()) return ["There is no prompt yet: write one.", "prompt"];
     const wrong = Object.keys(NUMBERS).find((id) => !this.isRight(id));
     return wrong ? [NUMBERS[wrong][0], wrong] : null;
