@@ -292,5 +292,5 @@ def test_demo_refuses_before_it_prints_a_question(refused: Refused, option: str,
 
 
 def test_a_path_the_system_refuses(refused: Refused) -> None:
-    assert "File name too long: 'aaa" in refused("info", "a" * 300)
+    assert "File name too long: 'aaa" in refused("verify", "a" * 300)
     assert "File name too long" in refused("run", "a" * 5000, "-p", "x")

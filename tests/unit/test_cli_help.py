@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from command_tree import COMMANDS, parse
+from command_tree import COMMANDS, parse, words_of
 from moespeq.cli.main import app
 from moespeq.cli.manual import OUTPUT, example_of, paragraphs_of, params_by_panel
 
@@ -66,6 +66,26 @@ def test_the_first_help_says_what_a_store_is_and_every_exit_code() -> None:
     text = " ".join(get_command(app).get_help(typer.Context(get_command(app), info_name="moespeq")).split())
     assert "or a store: a checkpoint as `prepare` writes it" in text
     assert all(f" {code} " in text for code in (0, 1, 2, 130, 141, 143))
+
+
+def test_what_can_be_refused_without_torch_is_refused_before_it_is_imported() -> None:
+    lines = [
+        *(f"{path} ./nope" for path in ("prepare", "info", "plan", "serve", "chat", "verify", "profile")),
+        *(f"{path} ./nope -p x" for path in ("run", "ablation", "trace record --out t.trace")),
+        *("export ./nope out", "doctor --run ./nope", "run org/name -p ''"),
+        *(f"{path} org/name --device-memory 12QB" for path in ("plan", "run -p x", "chat", "serve", "profile")),
+        *("demo --link-bandwidth fast", "doctor --device-memory lots"),
+    ]
+    code = (
+        "import sys\nfrom moespeq.cli.main import run\n"
+        f"for words in {[words_of(f'moespeq {line}') for line in lines]!r}:\n"
+        "    sys.argv = words\n"
+        "    try: run()\n"
+        "    except SystemExit as ended: print(ended.code, 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert dict(zip(lines, ended.stdout.splitlines(), strict=True)) == dict.fromkeys(lines, "2 False")
+    assert len(ended.stderr.splitlines()) == len(lines)
 
 
 def test_help_and_version_import_nothing_slow() -> None:

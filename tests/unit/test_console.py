@@ -115,13 +115,13 @@ def test_an_interrupt_that_an_import_swallows_still_ends_the_command(monkeypatch
 def interrupted(command: Any) -> int:
     """The exit code of a command that an interrupt ends."""
     with pytest.raises(typer.Exit) as ended:
-        with_reporting(command, usual_level="warning", has_torch=False)(quiet=False, log_level=None, log_format="text")
+        with_reporting(command, usual_level="warning")(quiet=False, log_level=None, log_format="text")
     return ended.value.exit_code
 
 
 @pytest.mark.parametrize(("option", "value"), [("log_level", "loud"), ("log_format", "xml")])
 def test_an_unknown_level_or_format_is_refused_before_anything_runs(option: str, value: str) -> None:
-    ran = with_reporting(lambda: pytest.fail("ran"), usual_level="warning", has_torch=False)
+    ran = with_reporting(lambda: pytest.fail("ran"), usual_level="warning")
     given: dict[str, Any] = {"quiet": False, "log_level": None, "log_format": "text", option: value}
     with pytest.raises(UsageError, match=f"'{value}' is unknown; use"):
         ran(**given)
@@ -129,7 +129,7 @@ def test_an_unknown_level_or_format_is_refused_before_anything_runs(option: str,
 
 def test_one_quiet_command_leaves_the_next_one_its_words() -> None:
     told: list[bool] = []
-    command = with_reporting(lambda: told.append(console.err.quiet), usual_level="warning", has_torch=False)
+    command = with_reporting(lambda: told.append(console.err.quiet), usual_level="warning")
     for quiet in (True, False):
         command(quiet=quiet, log_level=None, log_format="text")
     assert told == [True, False]

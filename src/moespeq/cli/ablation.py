@@ -42,9 +42,9 @@ def command(
 
     Example: moespeq ablation allenai/OLMoE-1B-7B-0924 -p "Once upon a time" -n 64
     """
-    from moespeq.ablation import POLICY_STEPS, run_ablation, run_policies, steps_of
-    from moespeq.cli.console import err, out, print_json, progress_bar
+    from moespeq.cli.console import err, out, print_json, progress_bar, start_torch
     from moespeq.cli.prompts import read_prompt
+    from moespeq.cli.refusals import refuse_at_once
 
     common: dict[str, Any] = {
         "rows": rows,
@@ -54,6 +54,11 @@ def command(
         "host_memory": host_memory,
         "link_bytes_per_s": link_bandwidth,
     }
+    refuse_at_once(model, common)
+    text = read_prompt(prompt)
+    start_torch()
+    from moespeq.ablation import POLICY_STEPS, run_ablation, run_policies, steps_of
+
     steps, num_steps = count(1), len(steps_of(1)) + len(POLICY_STEPS)
     with progress_bar() as bar:
         asked: dict[str, Any] = {
@@ -64,7 +69,6 @@ def command(
             "tokens": bar.counting("tokens"),
             "on_step": lambda name: err.print(f"{next(steps)} of {num_steps}: {name}", style="dim"),
         }
-        text = read_prompt(prompt)
         measured = list(run_ablation(model, text, **asked))
         policies = run_policies(model, text, **asked)
     if json:

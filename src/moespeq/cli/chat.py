@@ -56,12 +56,8 @@ def command(
 
     Example: moespeq chat allenai/OLMoE-1B-7B-0924-Instruct --temperature 0.7
     """
-    from moespeq.api import load
-    from moespeq.cli.chat_commands import ChatCommands
-    from moespeq.cli.chat_session import ChatSession, read_line
-    from moespeq.cli.console import err, print_json, progress_bar, replies, text_stream
-    from moespeq.cli.refusals import refuse_early
-    from moespeq.decode.conversation import Conversation
+    from moespeq.cli.console import err, print_json, progress_bar, replies, start_torch, text_stream
+    from moespeq.cli.refusals import refuse_at_once, refuse_early
 
     loading: dict[str, Any] = {
         "k": parse_k(k),
@@ -88,6 +84,13 @@ def command(
         "stop": tuple(stop) if stop else None,
         "seed": seed,
     }
+    refuse_at_once(model, loading)
+    start_torch()
+    from moespeq.api import load
+    from moespeq.cli.chat_commands import ChatCommands
+    from moespeq.cli.chat_session import ChatSession, read_line
+    from moespeq.decode.conversation import Conversation
+
     refuse_early(model, loading, sampling, chat=system or "")
     with suppress(ImportError):
         import readline  # noqa: F401  # gives `input` its keys

@@ -43,9 +43,19 @@ def command(
 
     Example: moespeq demo --questions 1 --max-new-tokens 32
     """
-    from moespeq.cli.console import err, out, print_json, progress_bar, text_stream
+    from moespeq.cli.console import err, out, print_json, progress_bar, start_torch, text_stream
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.config import LoadOptions, parse_bytes
     from moespeq.decode.params import SamplingParams
+
+    console, text_to = err if json else out, text_stream(has_json=json)
+    bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
+    SamplingParams(**sampling)  # whatever is wrong is refused before anything is printed
+    common = {"device_memory": device_memory, "host_memory": host_memory, "ctx_size": 384}
+    speculative = {**common, "k": parse_k(k), "rows": rows}
+    refuse_at_once(None, {**speculative, "link_bytes_per_s": bandwidth_bytes_per_s})
+    start_torch()
     from moespeq.decode.planning import plan_of
     from moespeq.demo.assets import MODEL_FOLDER, read_questions
     from moespeq.demo.comparison import run_pass
@@ -53,13 +63,7 @@ def command(
     from moespeq.prepare import prepare_cached
     from moespeq.store import Store
 
-    console, text_to = err if json else out, text_stream(has_json=json)
     asked = read_questions(questions)
-    bandwidth_bytes_per_s = parse_bytes(link_bandwidth)
-    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed}
-    SamplingParams(**sampling)  # whatever is wrong is refused before anything is printed
-    common = {"device_memory": device_memory, "host_memory": host_memory, "ctx_size": 384}
-    speculative = {**common, "k": parse_k(k), "rows": rows}
     kinds: list[tuple[str, Layout, dict[str, Any]]] = [
         ("plain (k=0)", Layout.CODE_WIDTH, {**speculative, "k": 0}),
         (f"speculative (k={k})", Layout.CODE_WIDTH, speculative),

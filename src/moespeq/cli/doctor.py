@@ -45,18 +45,23 @@ def command(
 
     Example: moespeq doctor --server http://127.0.0.1:8000
     """
-    from moespeq.cli.console import print_json
-    from moespeq.cli.doctor_text import print_report
-    from moespeq.doctor import exit_code_of, verdict_of
+    from moespeq.cli.console import print_json, start_torch
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.errors import UsageError
 
     if server is not None and run is not None:
         raise UsageError("--server and --run are two things to look at; give one of them.")
+    refuse_at_once(None, {"device": device, "device_memory": device_memory})
+    from moespeq.cli.doctor_text import print_report
+    from moespeq.doctor import exit_code_of, verdict_of
+
     sections: dict[str, list[Finding]] = {}
     if server is not None:
         sections[f"server {server}"] = list(_server(server, api_key, watch, model))
     if run is not None:
         sections[f"run {run}"] = list(_run(run, model))
+    if server is None or _is_local(server) or model is not None:
+        start_torch()
     if server is None or _is_local(server):
         sections = {"this machine": list(_machine(model, device)), **sections}
     if model is not None or (server is None and run is None):

@@ -26,9 +26,13 @@ def command(
 
     Example: moespeq export olmoe.moespeq olmoe-checkpoint
     """
-    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable
+    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable, start_torch
     from moespeq.cli.console import out as console
     from moespeq.config import format_count
+    from moespeq.model_place import require_store
+
+    require_store(store)
+    start_torch()
     from moespeq.prepare import export_checkpoint
 
     note_new_folder(out)

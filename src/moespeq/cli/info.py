@@ -45,13 +45,17 @@ def command(
 
     Example: moespeq info olmoe.moespeq
     """
-    from moespeq.cli.console import out, print_json
+    from moespeq.cli.console import out, print_json, start_torch
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.config import format_at_least, format_bytes
     from moespeq.errors import UsageError
-    from moespeq.inspection import describe_model
 
     if (model is None) != families:
         raise UsageError("Give a MODEL to describe, or --families alone.")
+    refuse_at_once(model, {})
+    start_torch()
+    from moespeq.inspection import describe_model
+
     if model is None:
         _print_families(has_json=json)
         return

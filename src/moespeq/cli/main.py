@@ -32,8 +32,6 @@ PANELS = {
 }
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
 TRACE_COMMANDS = ("record", "show", "replay")
-_WITHOUT_TORCH = ("trace_show", "trace_replay")
-_STARTS_TORCH = ("serve",)  # itself, behind what is to come first
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _EPILOG = (
     "Exit codes: 0 done; 1 what doctor warns of; 2 an error, in one sentence; 130 interrupted by Ctrl-C; 141 the "
@@ -45,7 +43,6 @@ def _add_command(group: typer.Typer, name: str, module: str, panel: str | None =
     command = with_reporting(
         importlib.import_module(f"moespeq.cli.{module}").command,
         usual_level="info" if name == "serve" else "warning",
-        has_torch=module not in _WITHOUT_TORCH + _STARTS_TORCH,
     )
     group.command(name, cls=ManualCommand, rich_help_panel=panel, context_settings=_HELP_OPTIONS)(command)
 

@@ -39,9 +39,8 @@ def command(
 
     Example: moespeq plan org/name --device cuda --device-memory 24GiB
     """
-    from moespeq.cli.console import print_json
-    from moespeq.cli.plan_text import json_of, print_plan
-    from moespeq.forecast import plan_model
+    from moespeq.cli.console import print_json, start_torch
+    from moespeq.cli.refusals import refuse_at_once
 
     asked: dict[str, Any] = {
         "device": device,
@@ -58,6 +57,11 @@ def command(
         "link_bytes_per_s": link_bandwidth,
         "mode": mode,
     }
+    refuse_at_once(model, asked)
+    start_torch()
+    from moespeq.cli.plan_text import json_of, print_plan
+    from moespeq.forecast import plan_model
+
     report = plan_model(model, **asked)
     if json:
         print_json(json_of(report))

@@ -43,9 +43,13 @@ def command(
 
     Example: moespeq prepare allenai/OLMoE-1B-7B-0924 --out olmoe.moespeq
     """
-    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable
+    from moespeq.cli.console import note_new_folder, print_json, progress_bar, resumable, start_torch
     from moespeq.cli.console import out as console
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.config import format_bytes
+
+    refuse_at_once(model, {"device": device})
+    start_torch()
     from moespeq.prepare import default_layout, not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)

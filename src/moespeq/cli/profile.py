@@ -39,15 +39,20 @@ def command(
     """
     import json as json_format
 
-    from moespeq.cli.console import err, note_new_folder, print_json, progress_bar
+    from moespeq.cli.console import err, note_new_folder, print_json, progress_bar, start_torch
     from moespeq.cli.console import out as console
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.config import ROW_BUCKETS
     from moespeq.errors import UsageError
     from moespeq.plan.profile import MachineProfile, default_profile_path, require_writable
-    from moespeq.profiling import choose_device, device_name, profile_machine
 
     if model is None and (rows or device_memory is not None or ctx_size is not None):
         raise UsageError("--rows, --device-memory and --ctx-size are those of a model that is timed; give MODEL too.")
+    for bucket in rows or (None,):
+        refuse_at_once(model, {"device": device, "rows": bucket, "device_memory": device_memory, "ctx_size": ctx_size})
+    start_torch()
+    from moespeq.profiling import choose_device, device_name, profile_machine
+
     chosen, path = choose_device(device), out if out is not None else default_profile_path()
     if out is not None:
         note_new_folder(out)

@@ -12,8 +12,12 @@ __all__ = ["read_prompt", "request_of"]
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt itself, or standard input for `-`."""
-    return sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
+    """The prompt itself, or standard input for `-`. Raises PromptError where it is empty."""
+    from moespeq.decode.prompt import refuse_empty
+
+    text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
+    refuse_empty(text)
+    return text
 
 
 def request_of(engine: Engine, text: str, *, chat: bool, system: str | None) -> str | list[int]:

@@ -1,6 +1,7 @@
-"""What can be refused of a request before a model is downloaded, prepared or loaded for it, which may take minutes.
+"""What can be refused of a request before torch is imported, which takes seconds, and before a model is downloaded,
+prepared or loaded for it, which may take minutes.
 
-Decides nothing of its own: it asks those who would refuse later, with the checkpoint's small files alone.
+Decides nothing of its own: it asks those who would refuse later, with what is there by then.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["refuse_early"]
+__all__ = ["refuse_at_once", "refuse_early"]
+
+
+def refuse_at_once(model: str | None, loading: Mapping[str, Any]) -> None:
+    """Raise what the model's name and these options tell without torch. Raises MoespeqError."""
+    from moespeq.config import LoadOptions
+    from moespeq.model_place import local_folder
+
+    LoadOptions.from_mapping(loading)
+    if model is not None:
+        local_folder(model)
 
 
 def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, Any], *, chat: str | None) -> None:

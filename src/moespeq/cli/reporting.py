@@ -46,21 +46,22 @@ def _log_level(usual: str) -> Any:
     ]
 
 
-def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch: bool) -> Callable[..., None]:
+def with_reporting(command: Callable[..., None], *, usual_level: str) -> Callable[..., None]:
     """`command` with the three options, which take effect before it runs.
 
-    has_torch: whether it computes. A KeyboardInterrupt that it raises may carry what to do next.
+    A KeyboardInterrupt that it raises may carry what to do next.
     """
 
     @wraps(command)
     def reporting(*args: Any, quiet: bool, log_level: str | None, log_format: str, **given: Any) -> None:
         _require("log level", log_level or usual_level, _LEVELS)
         _require("log format", log_format, _FORMATS)
+        from moespeq.cli.console import set_quiet
         from moespeq.cli.logs import configure_logs
 
         configure_logs(log_level or ("error" if quiet else usual_level), as_json=log_format == "json")
         try:
-            _prepare_console(quiet=quiet, has_torch=has_torch)
+            set_quiet(quiet)
             command(*args, **given)
         except KeyboardInterrupt as interrupt:
             advice = f"; {interrupt}" if interrupt.args else "."
@@ -75,14 +76,6 @@ def with_reporting(command: Callable[..., None], *, usual_level: str, has_torch:
     ]
     reporting.__signature__ = own.replace(parameters=[*own.parameters.values(), *parameters])  # type: ignore[attr-defined]
     return reporting
-
-
-def _prepare_console(*, quiet: bool, has_torch: bool) -> None:
-    from moespeq.cli.console import set_quiet, start_torch
-
-    set_quiet(quiet)
-    if has_torch:
-        start_torch()
 
 
 def _require(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -63,11 +63,10 @@ def command(
 
     Example: moespeq run allenai/OLMoE-1B-7B-0924 -p "The capital of France is" -n 16
     """
-    from moespeq.api import load
-    from moespeq.cli.console import err, print_json, progress_bar, text_stream
+    from moespeq.cli.console import err, print_json, progress_bar, start_torch, text_stream
     from moespeq.cli.generation_text import rounds_text, speed_text
     from moespeq.cli.prompts import read_prompt, request_of
-    from moespeq.cli.refusals import refuse_early
+    from moespeq.cli.refusals import refuse_at_once, refuse_early
     from moespeq.config import format_count
 
     loading: dict[str, Any] = {
@@ -99,7 +98,11 @@ def command(
         "seed": seed,
         "ignore_eos": ignore_eos or None,
     }
+    refuse_at_once(model, loading)
     text = read_prompt(prompt)
+    start_torch()
+    from moespeq.api import load
+
     refuse_early(model, loading, sampling, chat=(system or "") if chat or system else None)
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)

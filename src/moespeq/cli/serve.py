@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,8 +68,26 @@ def command(
     Example: moespeq serve allenai/OLMoE-1B-7B-0924-Instruct --port 8000
     """
     from moespeq.cli.console import err, print_json, progress_bar, replies, start_torch
+    from moespeq.cli.refusals import refuse_at_once
     from moespeq.server.listening import listen
 
+    loading: dict[str, Any] = {
+        "k": parse_k(k),
+        "k_min": k_min,
+        "itl_budget_ms": itl_budget,
+        "lookahead_tok": lookahead,
+        "rows": rows,
+        "ctx_size": ctx_size,
+        "device": device,
+        "device_memory": device_memory,
+        "base_memory": base_memory,
+        "host_memory": host_memory,
+        "threads": threads,
+        "link_bytes_per_s": link_bandwidth,
+        "prefill_rows": _PREFILL_ROWS,
+        "prefix_cache": prefix_cache,
+    }
+    refuse_at_once(model, loading)
     listening = listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     start_torch()
@@ -84,24 +102,7 @@ def command(
 
     def open_engine() -> Engine:
         with progress_bar() as bar:
-            return load(
-                model,
-                progress=_Both(progress, bar),
-                k=parse_k(k),
-                k_min=k_min,
-                itl_budget_ms=itl_budget,
-                lookahead_tok=lookahead,
-                rows=rows,
-                ctx_size=ctx_size,
-                device=device,
-                device_memory=device_memory,
-                base_memory=base_memory,
-                host_memory=host_memory,
-                threads=threads,
-                link_bytes_per_s=link_bandwidth,
-                prefill_rows=_PREFILL_ROWS,
-                prefix_cache=prefix_cache,
-            )
+            return load(model, progress=_Both(progress, bar), **loading)
 
     def hear(state: WorkerState) -> None:
         if state is WorkerState.FAILED:

@@ -56,15 +56,12 @@ def command(
 
     Example: moespeq trace record olmoe.moespeq --out run.trace -p "Once upon a time"
     """
-    from moespeq.api import load
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.cli.console import print_json, progress_bar, start_torch
     from moespeq.cli.generation_text import rounds_text, speed_text
     from moespeq.cli.prompts import read_prompt, request_of
-    from moespeq.cli.refusals import refuse_early
+    from moespeq.cli.refusals import refuse_at_once, refuse_early
     from moespeq.config import LoadOptions, format_count
-    from moespeq.decode.recording import record, require_draft
-    from moespeq.decode.timeline import write_timeline
     from moespeq.errors import UsageError
 
     loading: dict[str, Any] = {
@@ -91,6 +88,13 @@ def command(
         "seed": seed,
         "ignore_eos": ignore_eos or None,
     }
+    refuse_at_once(model, loading)
+    text = read_prompt(prompt)
+    start_torch()
+    from moespeq.api import load
+    from moespeq.decode.recording import record, require_draft
+    from moespeq.decode.timeline import write_timeline
+
     require_draft(LoadOptions.from_mapping(loading))
     refuse_early(model, loading, sampling, chat=(system or "") if chat or system else None)
     _require_new_file(out, "--out")
@@ -98,7 +102,6 @@ def command(
         _require_new_file(timeline, "--timeline")
         if timeline.resolve() == out.resolve():
             raise UsageError(f"--out and --timeline are both {out}; give two files.")
-    text = read_prompt(prompt)
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)
     with engine:

@@ -27,7 +27,11 @@ def command(
     from dataclasses import asdict
 
     from moespeq.cli.console import out as console
-    from moespeq.cli.console import print_json, progress_bar
+    from moespeq.cli.console import print_json, progress_bar, start_torch
+    from moespeq.model_place import require_store
+
+    require_store(store)
+    start_torch()
     from moespeq.prepare import verify_store
 
     with progress_bar() as bar:

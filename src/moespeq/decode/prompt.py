@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Callable, Sequence, Sized
+from typing import TYPE_CHECKING, Union
 
 from moespeq.errors import PromptError, PromptLengthError
 
-__all__ = ["Prompt", "prompt_tokens"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Prompt = str | Sequence[int] | torch.Tensor
+__all__ = ["Prompt", "prompt_tokens", "refuse_empty"]
+
+Prompt = Union[str, Sequence[int], "Tensor"]
+
+
+def refuse_empty(prompt: Sized) -> None:
+    """Of a text or its tokens. Raises PromptError."""
+    if not len(prompt):
+        raise PromptError("The prompt is empty; give at least one character.")
 
 
 def prompt_tokens(
@@ -19,8 +27,7 @@ def prompt_tokens(
 ) -> list[int]:
     """Tokens of `prompt`, each in the vocabulary, with room for an answer behind them. Raises PromptError."""
     tokens = encode(prompt) if isinstance(prompt, str) else _whole_numbers(prompt)
-    if not tokens:
-        raise PromptError("The prompt is empty; give at least one character.")
+    refuse_empty(tokens)
     bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if bad is not None:
         raise PromptError(f"Token {bad} is not in the vocabulary of {vocab_size}; check the tokenizer.")
@@ -34,8 +41,10 @@ def prompt_tokens(
     return tokens
 
 
-def _whole_numbers(prompt: Sequence[int] | torch.Tensor) -> list[int]:
-    if isinstance(prompt, torch.Tensor):
+def _whole_numbers(prompt: Sequence[int] | Tensor) -> list[int]:
+    from torch import Tensor  # here, for a text is refused before torch is there
+
+    if isinstance(prompt, Tensor):
         if prompt.dim() != 1:
             raise PromptError(
                 f"The prompt is a tensor of shape {tuple(prompt.shape)}; give one sequence, of shape [n]."

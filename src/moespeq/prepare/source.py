@@ -17,8 +17,9 @@ from huggingface_hub.errors import HFValidationError
 from moespeq.cache_folder import cache_folder
 from moespeq.errors import CheckpointError
 from moespeq.model.supported import check_family
+from moespeq.model_place import is_store, local_folder
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
-from moespeq.store import MANIFEST_NAME, Store, open_checkpoint
+from moespeq.store import Store, open_checkpoint
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
 from moespeq.store.manifest import SCHEMA
 
@@ -49,15 +50,10 @@ def resolve_source(source: Path | str) -> Path:
 
 def resolve_description(source: Path | str) -> Path:
     """The folder of a checkpoint; of a hub id only its config and index are downloaded. Raises CheckpointError."""
-    folder = Path(source)
-    try:
-        if folder.exists():
-            return folder
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be a checkpoint ({error.strerror}); give its folder.") from error
-    if isinstance(source, Path) or source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise CheckpointError(f"{source} does not exist; give a checkpoint folder or a hub id such as org/name.")
-    small = _download(source, ["config.json", INDEX_NAME])
+    folder = local_folder(source)
+    if folder is not None:
+        return folder
+    small = _download(str(source), ["config.json", INDEX_NAME])
     check_family(small)
     return small
 
@@ -87,11 +83,6 @@ def name_of(source: Path | str) -> str:
 def default_output(source: Path | str) -> Path:
     """`NAME.moespeq` in the current folder."""
     return Path(f"{_last_part(name_of(source))}.moespeq")
-
-
-def is_store(path: Path) -> bool:
-    """Whether `path` is a finished store."""
-    return (path / MANIFEST_NAME).is_file()
 
 
 def not_kept(checkpoint: Path) -> tuple[str, ...]:

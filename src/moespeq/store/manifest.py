@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moespeq.errors import MoespeqError, StoreError
+from moespeq.model_place import MANIFEST_NAME, require_store
 from moespeq.nested import BaseFormat, Layout
 from moespeq.store.checkpoint import is_plain_name
 
 __all__ = ["MANIFEST_NAME", "SCHEMA", "Manifest", "SourceFile", "StoredFile", "Table", "digest_of"]
 
 SCHEMA = 1
-MANIFEST_NAME = "manifest.json"
 FOLDERS = ("dense", "model", "headers", "other")
 
 T = TypeVar("T")
@@ -122,9 +122,8 @@ class Manifest:
         """Read a store's manifest. Raises StoreError for another schema, a wrong key or a wrong type."""
         path = store / MANIFEST_NAME
         try:
+            require_store(store)
             values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise StoreError(f"{store} has no {MANIFEST_NAME}: it is no store; prepare one first.") from None
         except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{path} cannot be read ({error}); prepare the store again.") from error
         schema = values.get("schema") if isinstance(values, dict) else None
