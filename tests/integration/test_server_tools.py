@@ -124,7 +124,7 @@ def test_json_or_a_call_is_what_a_format_beside_tools_leaves(client: Client) -> 
 def test_reasoning_that_the_template_opens_goes_on_as_reasoning(client: Client, engine: Engine) -> None:
     opened = {"enable_thinking": True}
     message = ask(client, max_completion_tokens=8, chat_template_kwargs=opened)["message"]
-    prompt = engine.tokenizer.encode_chat(ASK, enable_thinking=True)
+    prompt = engine.tokenizer.encode_chat(ASK, variables={"enable_thinking": True})
     assert message["reasoning_content"] == engine.generate(prompt, max_new_tokens=8).text.strip()
     assert message["content"] == ""
     forced = ask(client, chat_template_kwargs=opened, response_format={"type": "json_object"}, max_completion_tokens=8)
@@ -162,7 +162,7 @@ def test_text_and_calls_of_several_choices_do_not_mix(engine: Engine) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "mul"}}}, "'mul', which is not"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": [tool("add", parameters={"type": "nothing"}, strict=True)]}, "cannot be enforced"),
-        ({"chat_template_kwargs": {"messages": []}}, "'messages' is not the template's own"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages' is not the chat template's own"),
         ({"messages": [{"role": "user"}]}, "role 'user' has no content"),
         (
             {

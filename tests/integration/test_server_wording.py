@@ -60,12 +60,6 @@ def test_a_body_that_is_no_object_is_said_to_be_none(client: Client, content: by
             "messages.0.content.1.type",
             "'messages.0.content.1.type' should be 'text', got \"image_url\"; correct it.",
         ),
-        (
-            CHAT,
-            {"messages": SAID, "chat_template_kwargs": {"tools": []}},
-            "chat_template_kwargs",
-            "'chat_template_kwargs': 'tools' is not the template's own; use the field of the request.",
-        ),
     ],
 )
 def test_a_wrong_field_is_named_as_it_was_written(
@@ -75,6 +69,14 @@ def test_a_wrong_field_is_named_as_it_was_written(
     error = refusal(client.post(path, **given))
     assert error["message"].endswith(sentence)
     assert error["param"] == field
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize("name", ["chat_template", "messages", "padding", "self", "tools"])
+def test_a_client_sets_variables_of_the_template_and_not_the_template(client: Client, path: str, name: str) -> None:
+    error = refusal(client.post(path, model=MODEL, messages=SAID, chat_template_kwargs={name: "{{ 'ab' * 20 }}"}))
+    assert error["message"] == f"'{name}' is not the chat template's own; leave it out."
+    assert error["param"] == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize(

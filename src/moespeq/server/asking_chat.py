@@ -19,6 +19,7 @@ from moespeq.server.answer_reader import AnswerReader
 from moespeq.server.asking import Asked, check_form_may_end, checked_prompt, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
+from moespeq.server.failures import FieldError
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
 from moespeq.server.protocol import ResponseFormat
@@ -34,8 +35,10 @@ def chat_tokens(engine: Engine, messages: list[Message], tools: list[Tool], vari
     """
     if not engine.tokenizer.has_chat_template:
         raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
+    if taken := sorted(engine.tokenizer.reserved_variables & set(variables)):
+        raise FieldError(f"'{taken[0]}' is not the chat template's own; leave it out.", "chat_template_kwargs")
     given, known = [message.for_template() for message in messages], [tool.for_template() for tool in tools]
-    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, **variables)
+    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, variables=variables)
 
 
 def ask_chat(service: Service, request: ChatRequest) -> Asked:

@@ -5,23 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from moespeq.errors import UsageError
 from moespeq.server.protocol import GenerationRequest, Strict
 
 __all__ = ["ChatRequest", "Message", "TokenizeRequest", "Tool", "ToolChoice"]
-
-_OURS = (
-    "messages",
-    "conversation",
-    "tools",
-    "tokenize",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "most_tok",
-)
 
 
 class TextPart(Strict):
@@ -127,13 +116,6 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _leave_ours(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(set(given) & set(_OURS)):
-            raise ValueError(f"'{taken[0]}' is not the template's own; use the field of the request")
-        return given
 
     @property
     def usable_tools(self) -> list[Tool]:
