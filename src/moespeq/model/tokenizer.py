@@ -121,7 +121,7 @@ class Tokenizer:
         if most_tok is not None and len(text) > most_tok * self.longest_token_chars:
             raise PromptError(
                 f"The prompt has {len(text)} characters, which cannot be {most_tok} tokens or fewer, as many as the "
-                "context holds; shorten the prompt, or give a larger context."
+                "context holds; shorten the prompt, or take a larger --ctx-size."
             )
         try:
             text.encode()

@@ -19,7 +19,7 @@ from moespeq.server.answer_reader import AnswerReader
 from moespeq.server.asking import Asked, check_form_may_end, checked_prompt, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
-from moespeq.server.failures import FieldError
+from moespeq.server.failures import FieldError, about
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
 from moespeq.server.protocol import ResponseFormat
@@ -45,10 +45,11 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     """Raises UsageError for what is wrong with it."""
     engine, tools = service.worker.engine, request.usable_tools
     if request.top_logprobs is not None and not request.logprobs:
-        raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
-    tokens = chat_tokens(engine, request.messages, tools, request.chat_template_kwargs)
-    prompt = checked_prompt(engine, tokens)
-    written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
+        raise FieldError("top_logprobs says how many, and logprobs whether; set logprobs to true.", "top_logprobs")
+    with about("messages"):
+        prompt = checked_prompt(engine, chat_tokens(engine, request.messages, tools, request.chat_template_kwargs))
+    with about("tools"):
+        written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
     limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)), limit_name=limit_name)
     grammar = _grammar(service, request, tools, written)
@@ -86,19 +87,24 @@ def _grammar(service: Service, request: ChatRequest, tools: list[Tool], written:
     is_one_call = request.parallel_tool_calls is False
     strict = [tool for tool in tools if tool.function.strict]
     if not tools or not (request.must_call or wanted or strict):
-        return None if wanted is None else service.grammars.compile(wanted)
+        with about("response_format"):
+            return None if wanted is None else service.grammars.compile(wanted)
     if written is None or not written.is_json:
-        raise UsageError(
+        sentence = (
             "The form of a tool call can be enforced only where the model writes it as JSON; leave out tool_choice "
             "(but 'auto'), strict and response_format."
         )
-    if request.must_call:
-        source = only_calls(written, tools, is_one_call=is_one_call)
-    elif wanted is not None:
-        source = calls_or_json(written, tools, schema_of(wanted), is_one_call=is_one_call)
-    else:
-        source = calls_between_text(written, tools)
-    return service.grammars.compile_lark(source)
+        raise FieldError(sentence, "tool_choice" if request.must_call else "response_format" if wanted else "tools")
+    with about("response_format"):
+        schema = None if wanted is None else schema_of(wanted)
+    with about("tools"):
+        if request.must_call:
+            source = only_calls(written, tools, is_one_call=is_one_call)
+        elif schema is not None:
+            source = calls_or_json(written, tools, schema, is_one_call=is_one_call)
+        else:
+            source = calls_between_text(written, tools)
+        return service.grammars.compile_lark(source)
 
 
 def _reader(

@@ -82,8 +82,8 @@ class Service:
     history: RoundHistory = field(default_factory=RoundHistory)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def authorize(self, request: Request) -> None:
-        """Raise AuthenticationError unless the request carries the key, where there is one."""
+    async def authorize(self, request: Request) -> None:
+        """A dependency of routes. Raises AuthenticationError unless the request carries the key, where there is one."""
         if self.api_key is None:
             return
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -93,7 +93,8 @@ class Service:
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError for another model than the one that is served."""
         if name != self.model_name:
-            raise UnknownModelError(f"The model '{name:.100}' is not served here; ask for '{self.model_name}'.")
+            sentence = f"The model '{name:.100}' is not served here; ask for '{self.model_name}'."
+            raise UnknownModelError(sentence, "model")
 
     @functools.cached_property
     def grammars(self) -> GrammarCompiler:
