@@ -47,16 +47,17 @@ class AnswerReader:
             return AnswerPart(content=text)
         try:
             return self._read(self._parser.feed(text))
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             return self._give_up(text)
 
     def end(self) -> AnswerPart:
-        """What was held, now that no text follows."""
+        """What was held, now that no text follows; behind a call, the beginning of a marker is nothing."""
         if self._parser is None:
             return AnswerPart()
         try:
-            return self._read(self._parser.finalize()[1])
-        except (ValueError, KeyError):
+            events = self._parser.finalize()[1]
+            return self._read([event for event in events if not (self.num_calls and _is_content(event))])
+        except (ValueError, KeyError, RecursionError):
             return self._give_up("")
 
     def _give_up(self, text: str) -> AnswerPart:
@@ -94,6 +95,10 @@ class AnswerReader:
     def _is_known(self, called: Any) -> bool:
         """Whether it is a call, of one of the functions there are."""
         return isinstance(called, dict) and called.get("name") in self._names
+
+
+def _is_content(event: dict[str, Any]) -> bool:
+    return bool(event["field"] == "content" and event["type"] == "region_chunk")
 
 
 def _arguments(called: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -51,7 +52,7 @@ class Message(Strict):
     function_call: Annotated[Any, only(None)] = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the arguments of calls are values. Raises UsageError where they are no JSON."""
+        """As chat templates take it: the arguments of calls are values. Raises UsageError where there is no content."""
         if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise UsageError(f"A message of role '{self.role}' has no content; give it one, even an empty one.")
         parts = self.content or ""
@@ -66,12 +67,10 @@ class Message(Strict):
 
 
 def _for_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
-        raise UsageError(
-            f"The arguments of the tool call '{call.id:.60}' are no JSON ({error}); correct them."
-        ) from None
+    """Arguments that are no JSON are the text that the model wrote in their place."""
+    arguments: Any = call.function.arguments
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments or "{}")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -92,7 +91,9 @@ class Tool(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it."""
-        return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
+        function = self.function
+        told = {} if function.description is None else {"description": function.description}
+        return {"type": "function", "function": {"name": function.name, **told, "parameters": function.parameters}}
 
 
 class NamedFunction(Strict):

@@ -16,14 +16,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moespeq.errors import UnavailableError
-from moespeq.server.failures import error_answer
+from moespeq.server.failures import COME_BACK_S, error_answer
 from moespeq.server.service import Service
 from moespeq.server.worker import CLOSING
 
 __all__ = ["CutOff", "EndingServer"]
 
 _LAST_ROUND_S = 10  # for the running round, or chunk of a prefill, and for the last words
-_COME_BACK_S = 5
 
 
 class EndingServer(uvicorn.Server):
@@ -66,5 +65,5 @@ class CutOff:
         except asyncio.CancelledError:
             if has_begun or scope["type"] != "http":
                 raise
-            closing = UnavailableError(CLOSING, retry_after_s=_COME_BACK_S)
+            closing = UnavailableError(CLOSING, retry_after_s=COME_BACK_S)
             await (await error_answer(Request(scope), closing))(scope, receive, send)

@@ -16,6 +16,7 @@ from moespeq.errors import BudgetError, MoespeqError, OverloadError, Unavailable
 from moespeq.server.wording import invalid, no_such_path, wrong_method
 
 __all__ = [
+    "COME_BACK_S",
     "AuthenticationError",
     "ClientGoneError",
     "EngineFaultError",
@@ -30,6 +31,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody reads it; as web servers log it
+COME_BACK_S = 5  # where nobody knows how long it takes
 _OUR_BUG = "The server failed on this request, and its log says how; please report it."
 
 
@@ -110,8 +112,8 @@ async def error_answer(_: Request, error: Exception) -> JSONResponse:
     """What a client gets instead of an answer."""
     status, body = error_body(error)
     headers = {}
-    if isinstance(error, UnavailableError):
-        headers["Retry-After"] = str(error.retry_after_s)
+    if status in (429, 503):
+        headers["Retry-After"] = str(error.retry_after_s if isinstance(error, UnavailableError) else COME_BACK_S)
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)

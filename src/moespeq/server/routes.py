@@ -15,7 +15,7 @@ from moespeq.server.asking import Asked, ask_completion
 from moespeq.server.asking_chat import ask_chat, chat_tokens
 from moespeq.server.bodies import beside_the_loop, body_of
 from moespeq.server.chat_protocol import ChatRequest, TokenizeRequest
-from moespeq.server.failures import FieldError, about
+from moespeq.server.failures import COME_BACK_S, FieldError, about
 from moespeq.server.protocol import CompletionRequest, DetokenizeRequest, GenerationRequest
 from moespeq.server.service import Service
 from moespeq.server.worker import WorkerState
@@ -35,12 +35,12 @@ def state_routes(service: Service) -> APIRouter:
     @routes.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 while requests are served as they should be; else 503, with the progress of the load."""
-        worker, progress = service.worker, service.progress
+        worker, progress, come_back = service.worker, service.progress, {"Retry-After": str(COME_BACK_S)}
         if worker.state is WorkerState.LOADING:
             done = {"done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
-            return JSONResponse({"status": "loading", "what": progress.what, **done}, 503, {"Retry-After": "5"})
+            return JSONResponse({"status": "loading", "what": progress.what, **done}, 503, come_back)
         if not worker.is_healthy:
-            return JSONResponse({"status": "unhealthy"}, 503)
+            return JSONResponse({"status": "unhealthy"}, 503, come_back)
         return JSONResponse({"status": "ok"})
 
     @routes.get("/version")
