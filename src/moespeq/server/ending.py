@@ -2,13 +2,16 @@
 
 Uvicorn alone would cancel its tasks, whose clients then learn nothing. So the worker closes first: who waits is told at
 once, who is served after the running round, each by its own stream or status. Only what does not end then, such as a
-body that never comes whole, is cancelled.
+body that never comes whole, is cancelled. A second signal is the end of the time that answers have; uvicorn's own way
+to force an end would leave the tasks to asyncio, with their tracebacks, and the worker in the middle of an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 from starlette.concurrency import run_in_threadpool
@@ -26,12 +29,20 @@ _LAST_ROUND_S = 10  # for the running round, or chunk of a prefill, and for the 
 
 
 class EndingServer(uvicorn.Server):
-    """Closes the service's worker `grace_s` after a signal, or when all answers have ended."""
+    """Closes the service's worker `grace_s` after a signal, at a second one, or when all answers have ended."""
 
     def __init__(self, config: uvicorn.Config, service: Service, *, grace_s: int) -> None:
         config.timeout_graceful_shutdown = grace_s + _LAST_ROUND_S
         super().__init__(config)
         self._service, self._grace_s = service, grace_s
+        self._is_urgent = asyncio.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal; the first one is raised again when the server has ended."""
+        if self.should_exit:
+            self._is_urgent.set()
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, with the cut in between."""
@@ -42,7 +53,8 @@ class EndingServer(uvicorn.Server):
             cut.cancel()
 
     async def _cut(self) -> None:
-        await asyncio.sleep(self._grace_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_urgent.wait(), self._grace_s)
         await run_in_threadpool(self._service.worker.close)
 
 
