@@ -200,8 +200,20 @@ def test_a_key_is_asked_for_where_there_is_one(served_engine: Engine) -> None:
             assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
             assert refused.json()["error"]["code"] == "invalid_api_key"
         assert client.post("/tokenize", prompt="a").status_code == 401
+        assert client.get("/live?since=x").status_code == 401
         assert client.get("/health").status_code == 200
         assert client.get("/v1/models", Authorization="Bearer secret").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_the_body_of_a_stranger_is_not_read(served_engine: Engine, path: str) -> None:
+    with serve(served_engine, api_key="secret") as client:
+        assert client.send(path, b"no JSON").status_code == 401
+        assert client.post(path, {"Content-Length": str(10**9)}).status_code == 401
+
+
+def test_no_description_of_the_endpoints_is_open(client: Client) -> None:
+    assert client.get("/openapi.json").status_code == 404
 
 
 def test_metrics_count_what_was_served(client: Client, served_engine: Engine) -> None:

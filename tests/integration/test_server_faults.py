@@ -11,7 +11,7 @@ import pytest
 
 from moespeq.decode.engine import Engine
 from moespeq.decode.loop import SpeculativeLoop
-from moespeq.errors import StorageError
+from moespeq.errors import BudgetError, StorageError
 from served import MODEL, PROMPT, Client
 
 LONG = {"model": MODEL, "prompt": PROMPT, "max_tokens": 110, "ignore_eos": True}
@@ -152,6 +152,17 @@ def test_an_engine_fault_fails_its_request_and_the_next_is_served(
     assert client.get("/health").status_code == 200
 
 
+def test_memory_that_ran_out_is_503_with_a_time_to_come_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: SpeculativeLoop, *arguments: Any) -> Any:
+        raise BudgetError("The device has no room for 8 MiB more; take a smaller context.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpeculativeLoop, "first", failing)
+        failed = client.post("/v1/completions", **LONG)
+    assert failed.status_code == 503
+    assert int(failed.headers["Retry-After"]) > 0
+
+
 def test_a_fault_in_a_stream_is_its_last_event(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: SpeculativeLoop, *arguments: Any) -> Any:
         raise StorageError("The disk is gone; mount it.")
@@ -173,6 +184,8 @@ def test_faults_in_a_row_are_told_by_health_until_one_answer_succeeds(
         patch.setattr(SpeculativeLoop, "first", failing)
         statuses = [client.post("/v1/completions", **LONG).status_code for _ in range(3)]
     assert statuses == [500, 500, 500]
-    assert (client.get("/health").status_code, client.get("/health").json()) == (503, {"status": "unhealthy"})
+    health = client.get("/health")
+    assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
+    assert int(health.headers["Retry-After"]) > 0
     client.text(max_tokens=2)
     assert client.get("/health").status_code == 200

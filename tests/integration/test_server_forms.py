@@ -15,6 +15,7 @@ ENDLESS = {
     "$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}},
     "$ref": "#/$defs/n",
 }
+OBJECT = {"type": "object", "additionalProperties": False}
 HALF = chr(0xD800)  # of a character
 
 
@@ -42,6 +43,13 @@ def refusal(client: Client, **body: Any) -> str:
         (nested("not", 300), "recursion limit"),
         (nested("items", 300), "recursion limit"),
         (ENDLESS, "JSON schema"),
+        ({"$id": "http://x/y", "$ref": "http://x/y"}, "nothing matches it"),
+        ({"$id": "http://x/y", "$ref": "y#"}, "nothing matches it"),
+        ({"$defs": {"a b": {"$ref": "#/$defs/a%20b"}}, "$ref": "#/$defs/a%20b"}, "nothing matches it"),
+        (
+            {"$id": "http://x/y", "properties": {"a": {"$ref": "y#/properties/a"}}, "required": ["a"]} | OBJECT,
+            "nothing matches it",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_one_short_sentence(client: Client, schema: Any, words: str) -> None:

@@ -5,6 +5,7 @@ grammar holds for drafted tokens too.
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from moespeq.decode.engine import Engine
 from moespeq.decode.logprobs import token_logprobs
+from moespeq.model.tokenizer import Tokenizer
 from served import MODEL, PROMPT, Client
 
 NEAR = 0.05  # bf16 passes of other shapes: a prefill against a verify
@@ -130,3 +132,32 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: Client) -> None:
 
 def test_a_text_format_changes_nothing(client: Client) -> None:
     assert client.text(max_tokens=8, response_format={"type": "text"}) == client.text(max_tokens=8)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_prompts_are_written_beside_the_event_loop_and_each_token_is_decoded_once(
+    client: Client, served_engine: Engine, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    """So that many log-probabilities stop nobody else's stream."""
+    alone: list[int] = []
+    decode = Tokenizer.decode
+
+    def counting(self: Tokenizer, ids: list[int], /, *, skip_special_tokens: bool) -> str:
+        if len(ids) == 1:
+            assert threading.current_thread() is not threading.main_thread()
+            alone.extend(ids)
+        return decode(self, ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counting)
+    body = {"max_tokens": 0, "echo": True, "logprobs": 5, "n": 3, "stream": is_streamed}
+    answer = client.post("/v1/completions", model=MODEL, prompt=[PROMPT, PROMPT], **body)
+    assert answer.status_code == 200
+    assert len(alone) == len(set(alone))
+
+
+def test_prompts_that_would_come_back_as_too_much_are_refused(client: Client) -> None:
+    asked = {"model": MODEL, "prompt": ["a " * 100] * 100, "max_tokens": 0, "echo": True}
+    for body in ({"n": 128}, {"n": 5, "logprobs": 20}):
+        error = client.post("/v1/completions", **asked, **body).json()["error"]
+        assert error["param"] == "echo"
+        assert "and may as 1000000" in error["message"]

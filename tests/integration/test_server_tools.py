@@ -96,6 +96,23 @@ def test_a_call_and_its_result_may_be_sent_back_as_they_came(client: Client, eng
     assert ask(client, messages, tools=TOOLS, max_completion_tokens=1)["message"]["role"] == "assistant"
 
 
+@pytest.mark.parametrize("arguments", ["not json", "5", "{", "[" * 3000, "[" * 3000 + "]" * 3000])
+def test_a_call_whose_arguments_are_no_object_may_be_in_the_history(
+    client: Client, engine: Engine, arguments: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tokens = client.post("/tokenize", messages=messages, tools=TOOLS).json()["tokens"]
+    assert arguments in engine.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def test_parameters_nested_deep_reach_the_template(client: Client) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"not": deep}
+    assert client.post("/tokenize", messages=ASK, tools=[tool("add", parameters=deep)]).status_code == 200
+
+
 def test_tools_that_may_not_be_called_are_not_told(client: Client) -> None:
     none, untold = (
         ask(client, tools=TOOLS, tool_choice="none", max_completion_tokens=4),
@@ -124,7 +141,7 @@ def test_json_or_a_call_is_what_a_format_beside_tools_leaves(client: Client) -> 
 def test_reasoning_that_the_template_opens_goes_on_as_reasoning(client: Client, engine: Engine) -> None:
     opened = {"enable_thinking": True}
     message = ask(client, max_completion_tokens=8, chat_template_kwargs=opened)["message"]
-    prompt = engine.tokenizer.encode_chat(ASK, enable_thinking=True)
+    prompt = engine.tokenizer.encode_chat(ASK, variables={"enable_thinking": True})
     assert message["reasoning_content"] == engine.generate(prompt, max_new_tokens=8).text.strip()
     assert message["content"] == ""
     forced = ask(client, chat_template_kwargs=opened, response_format={"type": "json_object"}, max_completion_tokens=8)
@@ -161,18 +178,11 @@ def test_text_and_calls_of_several_choices_do_not_mix(engine: Engine) -> None:
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "mul"}}}, "'mul', which is not"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
-        ({"tools": [tool("add", parameters={"type": "nothing"}, strict=True)]}, "cannot be enforced"),
-        ({"chat_template_kwargs": {"messages": []}}, "'messages' is not the template's own"),
+        ({"tools": [tool("add", parameters={"anyOf": [{"type": "nothing"}]}, strict=True)]}, "cannot be enforced"),
+        ({"chat_template_kwargs": {"messages": []}}, "'messages' is not the chat template's own"),
         ({"messages": [{"role": "user"}]}, "role 'user' has no content"),
-        (
-            {
-                "messages": [
-                    *ASK,
-                    {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a", "arguments": "{"}}]},
-                ]
-            },
-            "tool call 'c' are no JSON",
-        ),
+        ({"tools": [tool("add", parameters={"type": "string"}, strict=True)]}, "of no type but 'object'"),
+        ({"tools": [tool("add", parameters={"const": "5"})], "tool_choice": "required"}, "cannot be enforced"),
     ],
 )
 def test_what_is_wrong_with_tools_is_said_at_once(client: Client, body: dict[str, Any], words: str) -> None:

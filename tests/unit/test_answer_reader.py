@@ -184,3 +184,16 @@ def test_tools_that_the_model_cannot_use_are_refused(template: str, words: str) 
     tokenizer = tokenizer_with(template)
     with pytest.raises(UsageError, match=words):
         format_of(tokenizer, tokenizer.encode("hi"), has_tools=True)
+
+
+@pytest.mark.parametrize("cut", ["\n", "\n<", "\n<tool_ca"])
+def test_a_marker_that_is_cut_behind_a_call_is_not_content(cut: str) -> None:
+    part = read(reader_of(QWEN), f"I add.{CALL}{cut}")
+    assert (part.content, len(part.calls)) == ("I add.", 1)
+
+
+def test_a_call_that_is_nested_too_deep_to_be_read_is_content() -> None:
+    deep = "[" * 100_000
+    part = read(reader_of(QWEN), f"<tool_call>{deep}", "</tool_call>")
+    assert deep in part.content
+    assert part.calls == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -82,6 +83,12 @@ class Tokenizer:
         template = getattr(self._tokenizer, "chat_template", None)
         return template if isinstance(template, str) else json.dumps(template or "")
 
+    @cached_property
+    def reserved_variables(self) -> frozenset[str]:
+        """Names that are no variables of a chat template: options of its rendering, and what that gives it itself."""
+        options = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        return frozenset(options) - {"documents", "kwargs"} | {"self", "messages"}
+
     @property
     def special_tokens(self) -> Sequence[str]:
         """Tokens that `decode` leaves out unless told otherwise, as they are written."""
@@ -106,18 +113,21 @@ class Tokenizer:
         *,
         tools: Sequence[dict[str, Any]] = (),
         most_tok: int | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer.
 
-        most_tok: as for `encode`. variables: those that this model's template knows beside messages and tools.
+        most_tok: as for `encode`. variables: those that this model's template knows beside messages and tools; none of
+        `reserved_variables`, with which a stranger could bring a template of his own.
         """
+        given = variables or {}
+        assert self.reserved_variables.isdisjoint(given), "the caller refuses these in his own words"
         if not self.has_chat_template:
             raise UsageError("This model has no chat template; use a plain prompt instead, with `moespeq run`.")
         _check_messages(messages)
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **variables
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **given
             )
         except Exception as error:  # A template is a program: it may raise anything about the messages.
             raise UsageError(f"The chat template refuses these messages ({one_line(error)}); change them.") from error
@@ -127,7 +137,7 @@ class Tokenizer:
         if most_tok is not None and len(text) > most_tok * self.longest_token_chars:
             raise PromptError(
                 f"The prompt has {len(text)} characters, which cannot be {most_tok} tokens or fewer, as many as the "
-                "context holds; shorten the prompt, or give a larger context."
+                "context holds; shorten the prompt, or take a larger --ctx-size."
             )
         check_utf8("prompt", text)
         return [int(token) for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]

@@ -17,6 +17,7 @@ from moespeq.server.json_texts import JsonTexts, pieces_of
 
 __all__ = ["AnswerPart", "AnswerReader"]
 
+_UNREADABLE = (ValueError, KeyError, RecursionError)
 _REASONING = ("thinking", "reasoning", "reasoning_content")  # as response templates name it
 
 
@@ -50,12 +51,13 @@ class AnswerReader:
         return part
 
     def end(self) -> AnswerPart:
-        """What was held, now that no text follows."""
+        """What was held, now that no text follows; behind a call, the beginning of a marker is nothing."""
         part = AnswerPart()
         if self._parser is not None:
             try:
-                self._read(self._parser.finalize()[1], part)
-            except (ValueError, KeyError):
+                events = self._parser.finalize()[1]
+                self._read([event for event in events if not (self.num_calls and _is_content(event))], part)
+            except _UNREADABLE:
                 self._give_up("", part)
         return part
 
@@ -67,7 +69,7 @@ class AnswerReader:
             piece = self._texts.hide_markers(piece)
         try:
             self._read(self._parser.feed(piece), part)
-        except (ValueError, KeyError):
+        except _UNREADABLE:
             self._give_up(piece, part)
 
     def _give_up(self, piece: str, part: AnswerPart) -> None:
@@ -114,6 +116,10 @@ def _function(call: Any) -> Any:
     return call.get("function", call) if isinstance(call, dict) else None
 
 
+def _is_content(event: dict[str, Any]) -> bool:
+    return bool(event["field"] == "content" and event["type"] == "region_chunk")
+
+
 def _arguments(called: dict[str, Any]) -> str | None:
     """As JSON; None where the call says something else instead, no object, or what JSON cannot hold."""
     if "arguments" not in called and called.keys() != {"name"}:
@@ -124,6 +130,6 @@ def _arguments(called: dict[str, Any]) -> str | None:
         text = arguments if is_text else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         if not isinstance(json.loads(text), dict):
             return None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return text.encode(errors="backslashreplace").decode()  # half a character, as JSON writes it

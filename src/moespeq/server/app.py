@@ -34,7 +34,7 @@ def create_app(service: Service, *, cors_origins: Sequence[str] = ()) -> FastAPI
         finally:
             await run_in_threadpool(service.worker.close)
 
-    app = FastAPI(title="moespeq", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="moespeq", version=__version__, lifespan=lifespan, openapi_url=None)
     app.include_router(state_routes(service))
     app.include_router(model_routes(service))
     app.include_router(page_routes(service))

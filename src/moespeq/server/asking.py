@@ -6,12 +6,13 @@ run beside the event loop and not on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moespeq.decode.engine import Engine
 from moespeq.errors import PromptError, PromptLengthError, UsageError
-from moespeq.server.failures import FieldError
+from moespeq.server.failures import FieldError, about
 from moespeq.server.generating import GenerationTask, check_sampling
 from moespeq.server.protocol import CompletionRequest, GenerationRequest
 from moespeq.server.service import Service
@@ -27,6 +28,7 @@ _API_NAMES = {
 """What clients call the engine's sampling options."""
 _COMPLETION_TOK = 16  # OpenAI's default
 _MOST_PROMPTS = 256
+_MOST_ECHOED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,17 @@ class Asked:
 def ask_completion(service: Service, request: CompletionRequest) -> Asked:
     """Raises UsageError for what is wrong with it."""
     engine = service.worker.engine
-    given = _prompts(request.prompt)
-    prompts = tuple(checked_prompt(engine, prompt) for prompt in given)
+    with about("prompt"):
+        given = _prompts(request.prompt)
+        prompts = tuple(checked_prompt(engine, prompt) for prompt in given)
+    _check_echo(request, prompts)
     max_tokens = _COMPLETION_TOK if request.max_tokens is None else request.max_tokens
-    sampling = None if request.echo and max_tokens == 0 else sampling_of(engine, request, max_tokens)
+    is_only_echo = request.echo and max_tokens == 0
+    checked = sampling_of(engine, request, 1 if is_only_echo else max_tokens)
+    sampling = None if is_only_echo else checked
     wanted = request.response_format
-    grammar = None if wanted is None or wanted.type == "text" else service.grammars.compile(wanted)
+    with about("response_format"):
+        grammar = None if wanted is None or wanted.type == "text" else service.grammars.compile(wanted)
     if grammar is not None:
         check_form_may_end(request)
     texts = [_text(engine, prompt) for prompt in given] if request.echo else []
@@ -64,7 +71,22 @@ def check_form_may_end(request: GenerationRequest) -> None:
     """Raise UsageError for what forbids the end of an answer where its form wants it."""
     if request.ignore_eos or request.min_tokens:
         name = "ignore_eos" if request.ignore_eos else "min_tokens"
-        raise UsageError(f"An answer of a given form ends where the form does, so {name} cannot hold; leave it out.")
+        sentence = f"An answer of a given form ends where the form does, so {name} cannot hold; leave it out."
+        raise FieldError(sentence, name)
+
+
+def _check_echo(request: CompletionRequest, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise UsageError where prompts that are given back, once a choice, would fill the memory."""
+    if not request.echo:
+        return
+    numbers_a_token = 1 if request.logprobs is None else 2 + request.logprobs
+    numbers = request.n * numbers_a_token * sum(map(len, prompts))
+    if numbers > _MOST_ECHOED:
+        sentence = (
+            f"The prompts would come back as {numbers} tokens and log-probabilities, and may as {_MOST_ECHOED}; send "
+            "fewer prompts at once, or ask for fewer choices or logprobs."
+        )
+        raise FieldError(sentence, "echo")
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:

@@ -17,6 +17,7 @@ from moespeq.server.answer_reader import AnswerReader
 from moespeq.server.asking import Asked, check_form_may_end, checked_prompt, sampling_of
 from moespeq.server.call_grammar import calls_between_text, calls_or_json, only_calls
 from moespeq.server.chat_protocol import ChatRequest, Message, Tool
+from moespeq.server.failures import FieldError, about
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
 from moespeq.server.protocol import ResponseFormat
@@ -32,18 +33,21 @@ def chat_tokens(engine: Engine, messages: list[Message], tools: list[Tool], vari
     """
     if not engine.tokenizer.has_chat_template:
         raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
+    if taken := sorted(engine.tokenizer.reserved_variables & set(variables)):
+        raise FieldError(f"'{taken[0]}' is not the chat template's own; leave it out.", "chat_template_kwargs")
     given, known = [message.for_template() for message in messages], [tool.for_template() for tool in tools]
-    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, **variables)
+    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, variables=variables)
 
 
 def ask_chat(service: Service, request: ChatRequest) -> Asked:
     """Raises UsageError for what is wrong with it."""
     engine, tools = service.worker.engine, request.usable_tools
     if request.top_logprobs is not None and not request.logprobs:
-        raise UsageError("top_logprobs says how many, and logprobs whether; set logprobs to true.")
-    tokens = chat_tokens(engine, request.messages, tools, request.chat_template_kwargs)
-    prompt = checked_prompt(engine, tokens)
-    written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
+        raise FieldError("top_logprobs says how many, and logprobs whether; set logprobs to true.", "top_logprobs")
+    with about("messages"):
+        prompt = checked_prompt(engine, chat_tokens(engine, request.messages, tools, request.chat_template_kwargs))
+    with about("tools"):
+        written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
     limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)), limit_name=limit_name)
     grammar = _grammar(service, request, tools, written)
@@ -81,19 +85,24 @@ def _grammar(service: Service, request: ChatRequest, tools: list[Tool], written:
     is_one_call = request.parallel_tool_calls is False
     strict = [tool for tool in tools if tool.function.strict]
     if not tools or not (request.must_call or wanted or strict):
-        return None if wanted is None else service.grammars.compile(wanted)
+        with about("response_format"):
+            return None if wanted is None else service.grammars.compile(wanted)
     if written is None or not written.is_json:
-        raise UsageError(
+        sentence = (
             "The form of a tool call can be enforced only where the model writes it as JSON; leave out tool_choice "
             "(but 'auto'), strict and response_format."
         )
-    if request.must_call:
-        source = only_calls(written, tools, is_one_call=is_one_call)
-    elif wanted is not None:
-        source = calls_or_json(written, tools, schema_of(wanted), is_one_call=is_one_call)
-    else:
-        source = calls_between_text(written, tools)
-    return service.grammars.compile_lark(source)
+        raise FieldError(sentence, "tool_choice" if request.must_call else "response_format" if wanted else "tools")
+    with about("response_format"):
+        schema = None if wanted is None else schema_of(wanted)
+    with about("tools"):
+        if request.must_call:
+            source = only_calls(written, tools, is_one_call=is_one_call)
+        elif schema is not None:
+            source = calls_or_json(written, tools, schema, is_one_call=is_one_call)
+        else:
+            source = calls_between_text(written, tools)
+        return service.grammars.compile_lark(source)
 
 
 def _reader(

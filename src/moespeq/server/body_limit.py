@@ -10,7 +10,7 @@ from moespeq.config import format_bytes
 
 __all__ = ["BodyLimit"]
 
-_MOST_BYTES = 32 << 20  # 256 prompts of 16 thousand token ids
+_MOST_BYTES = 8 << 20  # 256 prompts of 4 thousand token ids
 
 
 class BodyLimit:

@@ -12,6 +12,7 @@ from typing import Any
 
 from llguidance import StructTag
 
+from moespeq.errors import UsageError
 from moespeq.server.answer_format import AnswerFormat
 from moespeq.server.chat_protocol import Tool
 from moespeq.server.marker_forms import CALL, CALL_END, THINK_END
@@ -61,7 +62,11 @@ def _front(tool: Tool) -> str:
 
 
 def _parameters(tool: Tool) -> str:
-    return json.dumps(_compact(enforceable(tool.function.parameters)))
+    """Arguments are an object, whatever else the schema says."""
+    schema = {"type": "object"} | enforceable(tool.function.parameters)
+    if schema["type"] != "object":
+        raise UsageError(f"The parameters of '{tool.function.name:.60}' are of no type but 'object'; change them.")
+    return json.dumps(_compact(schema))
 
 
 def _compact(schema: dict[str, Any]) -> dict[str, Any]:

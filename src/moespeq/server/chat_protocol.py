@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from moespeq.errors import UsageError
-from moespeq.server.protocol import GenerationRequest, Strict
+from moespeq.server.failures import FieldError
+from moespeq.server.protocol import GenerationRequest, Listed, Strict, only
 
 __all__ = ["ChatRequest", "Message", "TokenizeRequest", "Tool", "ToolChoice"]
-
-_OURS = (
-    "messages",
-    "conversation",
-    "tools",
-    "tokenize",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "most_tok",
-)
 
 
 class TextPart(Strict):
@@ -49,19 +40,19 @@ class ToolCall(Strict):
 class Message(Strict):
     """A turn of a conversation. What an answer of ours holds may be sent back as it is."""
 
-    role: str
-    content: str | list[TextPart] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Listed[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    annotations: list[Any] | None = Field(default=None, max_length=0)
-    audio: None = None
-    function_call: None = None
+    refusal: Annotated[Any, only(None)] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only(None)] = None
+    function_call: Annotated[Any, only(None)] = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the arguments of calls are values. Raises UsageError where they are no JSON."""
+        """As chat templates take it: the arguments of calls are values. Raises UsageError where there is no content."""
         if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise UsageError(f"A message of role '{self.role}' has no content; give it one, even an empty one.")
         parts = self.content or ""
@@ -76,12 +67,10 @@ class Message(Strict):
 
 
 def _for_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
-        raise UsageError(
-            f"The arguments of the tool call '{call.id:.60}' are no JSON ({error}); correct them."
-        ) from None
+    """Arguments that are no JSON are the text that the model wrote in their place."""
+    arguments: Any = call.function.arguments
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments or "{}")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -102,7 +91,9 @@ class Tool(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it."""
-        return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
+        function = self.function
+        told = {} if function.description is None else {"description": function.description}
+        return {"type": "function", "function": {"name": function.name, **told, "parameters": function.parameters}}
 
 
 class NamedFunction(Strict):
@@ -119,21 +110,14 @@ class ToolChoice(Strict):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions. chat_template_kwargs: variables of the model's own template, as enable_thinking."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[Listed[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _leave_ours(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(set(given) & set(_OURS)):
-            raise ValueError(f"'{taken[0]}' is not the template's own; use the field of the request")
-        return given
 
     @property
     def usable_tools(self) -> list[Tool]:
@@ -142,10 +126,11 @@ class ChatRequest(GenerationRequest):
         if isinstance(self.tool_choice, ToolChoice):
             wanted = self.tool_choice.function.name
             if wanted not in names:
-                raise UsageError(f"tool_choice names '{wanted:.60}', which is not among the tools; add it to them.")
+                sentence = f"tool_choice names '{wanted:.60}', which is not among the tools; add it to them."
+                raise FieldError(sentence, "tool_choice")
             return [tool for tool in self.tools or [] if tool.function.name == wanted]
         if self.tool_choice == "required" and not names:
-            raise UsageError("tool_choice is 'required', and there are no tools; add some.")
+            raise FieldError("tool_choice is 'required', and there are no tools; add some.", "tool_choice")
         return [] if self.tool_choice == "none" else list(self.tools or [])
 
     @property
@@ -159,7 +144,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Listed[Message], Field(min_length=1)] | None = None
+    tools: Listed[Tool] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_special_tokens: bool = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,14 +13,16 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from moespeq.errors import BudgetError, MoespeqError, OverloadError, UnavailableError, UsageError
-from moespeq.server.wording import NO_OBJECT, invalid, no_such_path, wrong_method
+from moespeq.server.wording import invalid, no_such_path, wrong_method
 
 __all__ = [
+    "COME_BACK_S",
     "AuthenticationError",
     "ClientGoneError",
     "EngineFaultError",
     "FieldError",
     "UnknownModelError",
+    "about",
     "add_error_handlers",
     "error_answer",
     "error_body",
@@ -27,6 +31,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody reads it; as web servers log it
+COME_BACK_S = 5  # where nobody knows how long it takes
 _OUR_BUG = "The server failed on this request, and its log says how; please report it."
 
 
@@ -35,14 +40,25 @@ class AuthenticationError(UsageError):
 
 
 class FieldError(UsageError):
-    """A field of the request, named as the API does, is out of its range."""
+    """What is wrong is a field of the request, named as the API does; None where it is the body itself."""
 
-    def __init__(self, sentence: str, field: str) -> None:
+    def __init__(self, sentence: str, field: str | None) -> None:
         super().__init__(sentence)
         self.field = field
 
 
-class UnknownModelError(UsageError):
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """What a client did wrong herein is wrong with `field`, where nothing closer is told."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except UsageError as error:
+        raise FieldError(str(error), field) from error
+
+
+class UnknownModelError(FieldError):
     """The request names a model that is not served."""
 
 
@@ -96,8 +112,8 @@ async def error_answer(_: Request, error: Exception) -> JSONResponse:
     """What a client gets instead of an answer."""
     status, body = error_body(error)
     headers = {}
-    if isinstance(error, UnavailableError):
-        headers["Retry-After"] = str(error.retry_after_s)
+    if status in (429, 503):
+        headers["Retry-After"] = str(error.retry_after_s if isinstance(error, UnavailableError) else COME_BACK_S)
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)
@@ -105,9 +121,8 @@ async def error_answer(_: Request, error: Exception) -> JSONResponse:
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    errors = error.errors()
-    given = dict(request.query_params) if errors[0]["loc"][0] == "query" else error.body
-    sentence, field = invalid(errors, given)
+    errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # all of the query: bodies are read by us
+    sentence, field = invalid(errors, dict(request.query_params))
     return JSONResponse(_body(sentence, "invalid_request_error", None, field), 400)
 
 
@@ -119,8 +134,6 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
             sentence = no_such_path(path)
         case 405:
             sentence = wrong_method(path, request.method, (error.headers or {}).get("Allow", "another method"))
-        case 400:  # FastAPI's own, where the bytes of a body are no text
-            sentence = NO_OBJECT
         case _:
             sentence = str(error.detail)
     kind = "invalid_request_error" if status < 500 else "server_error"

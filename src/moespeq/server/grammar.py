@@ -25,6 +25,7 @@ __all__ = ["Grammar", "GrammarCompiler", "schema_of"]
 
 _ANY_OBJECT = {"type": "object"}
 _MOST_REASON_CHARS = 200
+_DEAD_END = "NoExtension"  # llguidance's word
 _NO_FREE_SPACES = {"whitespace_flexible": False}  # a weak model would write them without end
 
 
@@ -52,11 +53,21 @@ class GrammarCompiler:
     def _checked(self, source: str) -> Grammar:
         if problem := LLMatcher.validate_grammar(source, self._tokenizer):
             raise _not_enforced(problem)
+        _mask(LLMatcher(self._tokenizer, source))
         return Grammar(self._tokenizer, source)
 
 
 def _not_enforced(problem: str) -> UsageError:
     return UsageError(f"The JSON schema cannot be enforced ({_reason(problem)}); change it.")
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    """Which tokens may follow, a byte each. Raises UsageError where none may: no text matches from here on."""
+    mask: bytes = matcher.compute_logit_bias()
+    if matcher.is_error():
+        problem = matcher.get_error()
+        raise _not_enforced("nothing matches it" if problem.startswith(_DEAD_END) else problem)
+    return mask
 
 
 def _reason(problem: str) -> str:
@@ -99,7 +110,7 @@ class _GrammarProcessor:
             is_allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
             is_allowed[self._eos_token_ids] = True
         else:
-            is_allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) != 0
+            is_allowed = torch.frombuffer(bytearray(_mask(self._matcher)), dtype=torch.uint8) != 0
         return scores.masked_fill(~is_allowed.to(scores.device), -torch.inf)
 
     def _go_to(self, tokens: list[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -31,17 +31,16 @@ def page_routes(service: Service) -> APIRouter:
     """`/`, the files under `/page/`, and `/live`."""
     routes, files, live = APIRouter(), read_files(), LiveState(service)
 
-    @routes.get("/", include_in_schema=False)
+    @routes.get("/")
     async def page() -> Response:
         return _file(files, "index.html")
 
-    @routes.get("/page/{name}", include_in_schema=False)
+    @routes.get("/page/{name}")
     async def file(name: str) -> Response:
         return _file(files, name)
 
-    @routes.get("/live", include_in_schema=False)
-    async def state(request: Request, since: int = 0, experts_since: int = 0) -> JSONResponse:
-        service.authorize(request)
+    @routes.get("/live", dependencies=[Depends(service.authorize)])
+    async def state(since: int = 0, experts_since: int = 0) -> JSONResponse:
         content = await run_in_threadpool(live.to_json, since=since, experts_since=experts_since)
         return JSONResponse(content, headers={"Cache-Control": "no-store"})
 

@@ -6,26 +6,53 @@ silently ignored gives wrong answers. Those that change nothing in an answer are
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
+    "Listed",
     "ResponseFormat",
     "StreamOptions",
     "Strict",
+    "only",
 ]
 
-_StopText = Annotated[str, Field(min_length=1)]
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]
+"""Read up to the first wrong item: a list may have a million of them."""
+_StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+_MOST_STOPS = 64  # each is looked for in every piece of the text
+
+
+def only(neutral: Any) -> AfterValidator:
+    """Of a field that is known and not applied: it may have the value that changes nothing."""
+
+    def check(given: Any) -> Any:
+        if given is not None and given != neutral:
+            raise ValueError("is not applied here; leave it out")
+        return given
+
+    return AfterValidator(check)
 
 
 class Strict(BaseModel):
     """Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, given: Any) -> Any:
+        """All that is known, and the first field that is not: a million of those would be a million errors."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
+        return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class StreamOptions(Strict):
@@ -65,16 +92,16 @@ class GenerationRequest(Strict):
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: _StopText | list[_StopText] | None = None
+    stop: _StopText | Annotated[Listed[_StopText], Field(max_length=_MOST_STOPS)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     # Accepted at the one value that means what we do.
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
+    frequency_penalty: Annotated[Any, only(0)] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    logit_bias: Annotated[Any, only({})] = None
     # Nothing in an answer depends on these.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -84,15 +111,15 @@ class GenerationRequest(Strict):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. A prompt is text or token ids, or a list of either."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Listed[int] | Listed[str] | Listed[Listed[int]]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
+    best_of: Annotated[Any, only(1)] = None
+    suffix: Annotated[Any, only("")] = None
 
 
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.concurrency import run_in_threadpool
 
 from moespeq import __version__
+from moespeq.decode.engine import Engine
 from moespeq.errors import UsageError
 from moespeq.server.asking import Asked, ask_completion
 from moespeq.server.asking_chat import ask_chat, chat_tokens
+from moespeq.server.bodies import beside_the_loop, body_of
 from moespeq.server.chat_protocol import ChatRequest, TokenizeRequest
+from moespeq.server.failures import COME_BACK_S, FieldError, about
 from moespeq.server.protocol import CompletionRequest, DetokenizeRequest, GenerationRequest
 from moespeq.server.service import Service
 from moespeq.server.worker import WorkerState
 
 __all__ = ["model_routes", "state_routes"]
+
+Completion = Annotated[CompletionRequest, Depends(body_of(CompletionRequest))]
+Chat = Annotated[ChatRequest, Depends(body_of(ChatRequest))]
+Text = Annotated[TokenizeRequest, Depends(body_of(TokenizeRequest))]
+Tokens = Annotated[DetokenizeRequest, Depends(body_of(DetokenizeRequest))]
 
 
 def state_routes(service: Service) -> APIRouter:
@@ -28,12 +35,12 @@ def state_routes(service: Service) -> APIRouter:
     @routes.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         """200 while requests are served as they should be; else 503, with the progress of the load."""
-        worker, progress = service.worker, service.progress
+        worker, progress, come_back = service.worker, service.progress, {"Retry-After": str(COME_BACK_S)}
         if worker.state is WorkerState.LOADING:
             done = {"done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
-            return JSONResponse({"status": "loading", "what": progress.what, **done}, 503, {"Retry-After": "5"})
+            return JSONResponse({"status": "loading", "what": progress.what, **done}, 503, come_back)
         if not worker.is_healthy:
-            return JSONResponse({"status": "unhealthy"}, 503)
+            return JSONResponse({"status": "unhealthy"}, 503, come_back)
         return JSONResponse({"status": "ok"})
 
     @routes.get("/version")
@@ -51,11 +58,7 @@ def state_routes(service: Service) -> APIRouter:
 
 def model_routes(service: Service) -> APIRouter:
     """What the model does. With the API key, where there is one."""
-
-    async def authorized(request: Request) -> None:
-        service.authorize(request)
-
-    routes = APIRouter(dependencies=[Depends(authorized)])
+    routes = APIRouter(dependencies=[Depends(service.authorize)])
 
     async def answer(request: Request, asked: Asked, body: GenerationRequest) -> Response:
         has_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -71,27 +74,23 @@ def model_routes(service: Service) -> APIRouter:
         return _model_card(service)
 
     @routes.post("/v1/completions")
-    async def completions(request: Request, body: CompletionRequest) -> Response:
+    async def completions(request: Request, body: Completion) -> Response:
         service.check_model(body.model)
-        return await answer(request, await run_in_threadpool(ask_completion, service, body), body)
+        return await answer(request, await beside_the_loop(ask_completion, service, body), body)
 
     @routes.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    async def chat_completions(request: Request, body: Chat) -> Response:
         service.check_model(body.model)
-        return await answer(request, await run_in_threadpool(ask_chat, service, body), body)
+        return await answer(request, await beside_the_loop(ask_chat, service, body), body)
 
     @routes.post("/tokenize")
-    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        tokens = _tokens(service, body)
+    async def tokenize(body: Text) -> dict[str, Any]:
+        tokens = await beside_the_loop(_tokens, service.worker.engine, body)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.worker.engine.plan.context_tok}
 
     @routes.post("/detokenize")
-    def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        engine = service.worker.engine
-        bad = next((token for token in body.tokens if not 0 <= token < engine.vocab_size), None)
-        if bad is not None:
-            raise UsageError(f"Token {bad} is not in the vocabulary of {engine.vocab_size}; check the tokenizer.")
-        return {"prompt": engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    async def detokenize(body: Tokens) -> dict[str, str]:
+        return {"prompt": await beside_the_loop(_text, service.worker.engine, body)}
 
     return routes
 
@@ -106,12 +105,21 @@ def _model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
-    engine = service.worker.engine
+def _tokens(engine: Engine, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise UsageError("Give either a 'prompt' or 'messages' to tokenize.")
     if body.messages is not None:
-        return chat_tokens(engine, body.messages, body.tools or [], body.chat_template_kwargs)
-    return engine.tokenizer.encode(
-        body.prompt or "", add_special_tokens=body.add_special_tokens, most_tok=engine.plan.context_tok
-    )
+        with about("messages"):
+            return chat_tokens(engine, body.messages, body.tools or [], body.chat_template_kwargs)
+    with about("prompt"):
+        return engine.tokenizer.encode(
+            body.prompt or "", add_special_tokens=body.add_special_tokens, most_tok=engine.plan.context_tok
+        )
+
+
+def _text(engine: Engine, body: DetokenizeRequest) -> str:
+    bad = next((token for token in body.tokens if not 0 <= token < engine.vocab_size), None)
+    if bad is not None:
+        sentence = f"Token {bad} is not in the vocabulary of {engine.vocab_size}; check the tokenizer."
+        raise FieldError(sentence, "tokens")
+    return engine.tokenizer.decode(body.tokens, skip_special_tokens=False)

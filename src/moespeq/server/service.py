@@ -15,12 +15,13 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from moespeq.decode.engine import Engine
 from moespeq.ports import Clock
 from moespeq.server.failures import AuthenticationError, UnknownModelError
 from moespeq.server.feed import events_of, server_sent
-from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask
+from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask, PromptEcho
 from moespeq.server.grammar import GrammarCompiler
 from moespeq.server.history import RoundHistory
 from moespeq.server.metrics import ServerMetrics
@@ -81,8 +82,8 @@ class Service:
     history: RoundHistory = field(default_factory=RoundHistory)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def authorize(self, request: Request) -> None:
-        """Raise AuthenticationError unless the request carries the key, where there is one."""
+    async def authorize(self, request: Request) -> None:
+        """A dependency of routes. Raises AuthenticationError unless the request carries the key, where there is one."""
         if self.api_key is None:
             return
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -92,7 +93,8 @@ class Service:
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError for another model than the one that is served."""
         if name != self.model_name:
-            raise UnknownModelError(f"The model '{name:.100}' is not served here; ask for '{self.model_name}'.")
+            sentence = f"The model '{name:.100}' is not served here; ask for '{self.model_name}'."
+            raise UnknownModelError(sentence, "model")
 
     @functools.cached_property
     def grammars(self) -> GrammarCompiler:
@@ -111,7 +113,8 @@ class Service:
         events = events_of(self.worker, task.turns(self.metrics, self.clock, arrived_s), request)
         if not is_streamed:
             whole = await _collect(events, style, usage)
-            return JSONResponse({**header, "object": style.name, "choices": whole, "usage": usage.to_json()})
+            content = {**header, "object": style.name, "choices": whole, "usage": usage.to_json()}
+            return await run_in_threadpool(JSONResponse, content)
         first = await anext(events)
         chunks = _chunks(first, events, style, usage, has_usage=has_usage)
         stamped = ({**header, "object": style.chunk_name, **chunk} async for chunk in chunks)
@@ -123,7 +126,7 @@ async def _collect(events: AsyncIterator[Event], style: Style, usage: Usage) -> 
     async for event in events:
         by_choice.setdefault(event.index, []).append(event)
         usage.count(event)
-    return [style.whole(index, parts) for index, parts in sorted(by_choice.items())]
+    return [await run_in_threadpool(style.whole, index, parts) for index, parts in sorted(by_choice.items())]
 
 
 async def _chunks(
@@ -133,16 +136,18 @@ async def _chunks(
     nothing: dict[str, Any] = {"usage": None} if has_usage else {}
     opened: set[int] = set()
 
-    def choices(event: Event) -> list[dict[str, Any]]:
+    async def choices(event: Event) -> list[dict[str, Any]]:
         usage.count(event)
         opening = None if event.index in opened else style.opening(event.index)
         opened.add(event.index)
-        return [choice for choice in (opening, style.delta(event)) if choice is not None]
+        is_long = isinstance(event, PromptEcho)
+        delta = await run_in_threadpool(style.delta, event) if is_long else style.delta(event)
+        return [choice for choice in (opening, delta) if choice is not None]
 
-    for choice in choices(first):
+    for choice in await choices(first):
         yield {"choices": [choice], **nothing}
     async for event in events:
-        for choice in choices(event):
+        for choice in await choices(event):
             yield {"choices": [choice], **nothing}
     if has_usage:
         yield {"choices": [], "usage": usage.to_json()}

@@ -41,14 +41,16 @@ class Style(Protocol):
         ...
 
 
-class _TokenNames:
+class _TokenNames(dict[int, str]):
     """The text of single tokens, special ones shown; half a character is a replacement character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+    def __missing__(self, token: int) -> str:
+        """Decoded once a request: most of the likely tokens are likely in many places."""
+        self[token] = name = self._tokenizer.decode([token], skip_special_tokens=False)
+        return name
 
 
 class CompletionStyle:
@@ -65,7 +67,7 @@ class CompletionStyle:
         n: int,
         has_logprobs: bool,
     ) -> None:
-        self._token_name, self._has_logprobs = _TokenNames(tokenizer), has_logprobs
+        self._token_names, self._has_logprobs = _TokenNames(tokenizer), has_logprobs
         self._prompt_texts, self._prompts, self._n = prompt_texts, prompts, n
         self._offset_chars: dict[int, int] = defaultdict(int)
 
@@ -100,7 +102,7 @@ class CompletionStyle:
         """OpenAI's four lists; a prompt's first token has no log-probability, and comes as its id."""
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         for one in scored:
-            name = self._token_name(one if isinstance(one, int) else one.token)
+            name = self._token_names[one if isinstance(one, int) else one.token]
             values = (None, None) if isinstance(one, int) else (_finite(one.logprob), self._top(one))
             for column, value in zip(_COLUMNS, (name, *values, self._offset_chars[index]), strict=True):
                 columns[column].append(value)
@@ -111,7 +113,7 @@ class CompletionStyle:
         """By text, the token itself among them; where two tokens read the same, the likelier one's."""
         top: dict[str, float] = {}
         for token, logprob in (*scored.top, (scored.token, scored.logprob)):
-            top.setdefault(self._token_name(token), _finite(logprob))
+            top.setdefault(self._token_names[token], _finite(logprob))
         return top
 
 
@@ -124,7 +126,7 @@ class ChatStyle:
     name, chunk_name, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, tokenizer: Tokenizer, reader: Callable[[], AnswerReader], *, has_logprobs: bool) -> None:
-        self._token_name, self._has_logprobs = _TokenNames(tokenizer), has_logprobs
+        self._token_names, self._has_logprobs = _TokenNames(tokenizer), has_logprobs
         self._readers: dict[int, AnswerReader] = defaultdict(reader)
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -176,7 +178,7 @@ class ChatStyle:
         return {**self._named(scored.token, scored.logprob), "top_logprobs": top}
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        name = self._token_name(token)
+        name = self._token_names[token]
         return {"token": name, "logprob": _finite(logprob), "bytes": list(name.encode())}
 
 

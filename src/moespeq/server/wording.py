@@ -10,12 +10,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NO_OBJECT", "in_api_words", "invalid", "no_such_path", "wrong_method"]
+__all__ = ["in_api_words", "invalid", "no_json", "no_such_path", "wrong_method"]
 
 _SHOWN_CHARS = 60
-NO_OBJECT = "The body is no JSON object; send one, with 'Content-Type: application/json'."
 _NAMING = ("missing", "extra_forbidden")  # errors whose last name is a field's, and no alternative's
 _WANTED = "Input should be "
+_OBJECTS = ("model_type", "dict_type")  # which pydantic calls by names of ours
+_OF_ITS_LENGTH = {
+    "too_short": "is empty; it needs at least {min_length} item",
+    "too_long": "may hold at most {max_length} items; give fewer",
+    "string_too_short": "is empty; it needs at least {min_length} character",
+    "string_too_long": "may have at most {max_length} characters; shorten it",
+}
 
 
 def invalid(errors: Sequence[Any], given: Any) -> tuple[str, str | None]:
@@ -23,13 +29,12 @@ def invalid(errors: Sequence[Any], given: Any) -> tuple[str, str | None]:
 
     The error furthest inside is told: of alternatives, that is one of those which the client meant.
     """
-    if errors[0]["type"] == "json_invalid":
-        place, reason = errors[0]["loc"][-1], errors[0]["ctx"]["error"]
-        return f"The body is not JSON ({reason} at character {place}); correct it.", None
     paths = [_path(error, given) for error in errors]
     deepest = max(paths, key=len)
+    if any(error["type"] == "string_unicode" for error in errors):
+        return "The name of a field holds half a character, which no text can; correct it.", ".".join(deepest) or None
     if not deepest:
-        return NO_OBJECT, None
+        return "The body is no JSON object; send one.", None
     meant = [error for error, path in zip(errors, paths, strict=True) if path == deepest]
     field = ".".join(deepest)
     return _about(field, meant), field
@@ -43,18 +48,23 @@ def _about(field: str, errors: Sequence[Any]) -> str:
     if first["type"] == "extra_forbidden":
         return f"The field '{field}' is not known here; leave it out."
     if first["type"] == "value_error":
-        return f"'{field}': {first['ctx']['error']}."
-    of_right_kind = next((error["msg"] for error in errors if not error["msg"].startswith(_WANTED)), None)
+        return f"'{field}' {first['ctx']['error']}."
+    of_right_kind = next((error for error in errors if error["type"] in _OF_ITS_LENGTH), None)
     if of_right_kind is not None:
-        return f"'{field}': {of_right_kind}; correct it."
-    wanted = " or ".join(dict.fromkeys(error["msg"].removeprefix(_WANTED) for error in errors))
+        return f"'{field}' {_OF_ITS_LENGTH[of_right_kind['type']].format(**of_right_kind['ctx'])}."
+    wanted = " or ".join(dict.fromkeys(map(_wanted, errors)))
     return f"'{field}' should be {wanted}, got {_shown(first['input'])}; correct it."
+
+
+def _wanted(error: Any) -> str:
+    if error["type"] in _OBJECTS:
+        return "an object"
+    return str(error["msg"]).removeprefix(_WANTED)
 
 
 def _path(error: Any, given: Any) -> list[str]:
     """Where the error is in what was given, without the names that pydantic gives to alternatives."""
-    _, *parts = error["loc"]
-    path, here = [], given
+    parts, path, here = error["loc"], [], given
     for number, part in enumerate(parts):
         is_inside = part in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(part, int)
         if is_inside:
@@ -68,6 +78,15 @@ def _path(error: Any, given: Any) -> list[str]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def no_json(error: ValueError) -> str:
+    """The sentence for what Python's reader of JSON says of a body."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"The body is not JSON ({error.msg.removesuffix(' at')} at character {error.pos}); correct it."
+    if isinstance(error, UnicodeDecodeError):
+        return f"The body is not UTF-8 at byte {error.start}; convert it."
+    return f"A number in the body is too long to be read ({error}); shorten it."
 
 
 def in_api_words(sentence: str, api_names: Mapping[str, str]) -> tuple[str, str | None]:
