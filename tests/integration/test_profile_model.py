@@ -131,7 +131,7 @@ def test_a_profile_of_another_device_is_replaced_and_one_of_another_version_too(
         (("none/at/all",), "none/at/all does not exist"),
         (("--out", "."), "is not a file; give --out the name of one"),
         (("--out", "/proc/profile.json"), "/proc/profile.json cannot be written"),
-        (("--device", "tpu"), "Unknown device 'tpu'"),
+        (("--device", "tpu"), "device 'tpu' is unknown; use 'auto', 'cpu' or 'cuda'"),
         (("--device", "cuda"), "--device cpu"),
         (("--rows", "17"), "give MODEL too"),
         (("--ctx-size", "128"), "give MODEL too"),

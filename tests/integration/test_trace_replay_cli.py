@@ -64,10 +64,10 @@ def test_neighbours_and_policies_stand_beside_it(replay: Cli, trace: Path) -> No
 
 
 def test_figures_below_each_other_have_the_same_decimals(replay: Cli, trace: Path) -> None:
-    _, out, _ = replay(trace, "--compare", "--policies")
+    _, out, _ = replay(trace, "--slots", 48, "--policies")  # these move a tenth of what the recorded run did
     for table in out.split("MB/tok")[1:]:
         megabytes = re.findall(r"^\S.*?\s{2,}[\d.]+ +[\d.]+ +([\d.]+) ", table.partition("\n\n")[0], re.MULTILINE)
-        assert len(megabytes) >= 6
+        assert len(megabytes) >= 3
         assert len({len(figure.partition(".")[2]) for figure in megabytes}) == 1
 
 
