@@ -1,8 +1,8 @@
 """What mkdocs does not do by itself, so that nothing is written twice.
 
 Pages of the repository's root join the site, the command line's reference is made from the Typer app and the table of
-families from theirs, and a link that works on GitHub works here: to another page, or to a source file, which then comes along; in HTML too, which mkdocs
-leaves as it is.
+families from theirs, and a link that works on GitHub works here: to another page, or to a source file, which then comes
+along; in HTML too, which mkdocs leaves as it is.
 """
 
 from __future__ import annotations
