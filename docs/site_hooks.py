@@ -114,5 +114,5 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("[default:", "[default:")
 
 
-_GENERATED = {"cli.md": _command_line, "families.md": _families}
+_GENERATED = {"cli.md": _command_line, "guides/add-a-family.md": _families}
 """Pages that go on with what the code says."""

@@ -10,7 +10,7 @@ import pytest
 from command_tree import COMMANDS, parse, words_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 FENCE = re.compile(r"^ *```", re.MULTILINE)
 INLINE = re.compile(r"`(moespeq [^`]*)`")
 PLACEHOLDERS = re.compile(r"\b[A-Z]{3,}\b|\.\.\.|--help|--install-completion")
