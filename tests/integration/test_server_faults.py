@@ -105,6 +105,24 @@ def test_a_client_that_leaves_the_queue_is_never_served(client: Client, served_e
     assert asyncio.run(leave())[0]["status"] == 499
 
 
+def test_a_client_that_leaves_within_its_request_is_no_fault_of_the_server(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> dict[str, Any]:
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+        said = {"headers": [(b"content-type", b"application/json")]}
+        sent = asyncio.Queue[dict[str, Any]]()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        await asyncio.wait_for(client.app(scope | said, receive, sent.put), WAIT_S)
+        return sent.get_nowait()
+
+    assert asyncio.run(leave())["status"] == 499
+    assert not caplog.records
+
+
 def test_a_full_queue_is_429_with_a_time_to_come_again(client: Client) -> None:
     worker = client.service.worker
 

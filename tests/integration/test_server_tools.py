@@ -181,7 +181,10 @@ def test_text_and_calls_of_several_choices_do_not_mix(engine: Engine) -> None:
         ({"tools": [tool("add", parameters={"anyOf": [{"type": "nothing"}]}, strict=True)]}, "cannot be enforced"),
         ({"chat_template_kwargs": {"messages": []}}, "'messages' is not the chat template's own"),
         ({"messages": [{"role": "user"}]}, "role 'user' has no content"),
-        ({"tools": [tool("add", parameters={"type": "string"}, strict=True)]}, "of no type but 'object'"),
+        (
+            {"tools": [tool("add", parameters={"type": "string"}, strict=True)]},
+            "should be of type 'object', got 'string'",
+        ),
         ({"tools": [tool("add", parameters={"const": "5"})], "tool_choice": "required"}, "cannot be enforced"),
     ],
 )

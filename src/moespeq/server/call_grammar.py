@@ -65,7 +65,8 @@ def _parameters(tool: Tool) -> str:
     """Arguments are an object, whatever else the schema says."""
     schema = {"type": "object"} | enforceable(tool.function.parameters)
     if schema["type"] != "object":
-        raise UsageError(f"The parameters of '{tool.function.name:.60}' are of no type but 'object'; change them.")
+        name, given = tool.function.name, schema["type"]
+        raise UsageError(f"The parameters of '{name:.60}' should be of type 'object', got {given!r:.60}; change them.")
     return json.dumps(_compact(schema))
 
 

@@ -6,6 +6,7 @@ Owns nothing of the engine: what it reads of it (tokenizer, plan, defaults) neve
 from __future__ import annotations
 
 import functools
+import json
 import secrets
 import time
 import uuid
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from moespeq.decode.engine import Engine
@@ -112,21 +113,31 @@ class Service:
         header = {"id": f"{style.id_prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}
         events = events_of(self.worker, task.turns(self.metrics, self.clock, arrived_s), request)
         if not is_streamed:
-            whole = await _collect(events, style, usage)
-            content = {**header, "object": style.name, "choices": whole, "usage": usage.to_json()}
-            return await run_in_threadpool(JSONResponse, content)
+            choices = await _collect(events, style, usage)
+            rest = _written({**header, "object": style.name, "usage": usage.to_json()})
+            whole = rest.removesuffix(b"}") + b',"choices":[' + b",".join(choices) + b"]}"
+            return Response(whole, media_type="application/json")
         first = await anext(events)
         chunks = _chunks(first, events, style, usage, has_usage=has_usage)
         stamped = ({**header, "object": style.chunk_name, **chunk} async for chunk in chunks)
         return StreamingResponse(server_sent(stamped), media_type="text/event-stream", headers=_NOT_BUFFERED)
 
 
-async def _collect(events: AsyncIterator[Event], style: Style, usage: Usage) -> list[dict[str, Any]]:
+def _written(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def _collect(events: AsyncIterator[Event], style: Style, usage: Usage) -> list[bytes]:
+    """Whole choices as JSON, each written by itself: no other thread runs while one is."""
     by_choice: dict[int, list[Event]] = {}
     async for event in events:
         by_choice.setdefault(event.index, []).append(event)
         usage.count(event)
-    return [await run_in_threadpool(style.whole, index, parts) for index, parts in sorted(by_choice.items())]
+
+    def written(index: int) -> bytes:
+        return _written(style.whole(index, by_choice.pop(index)))
+
+    return [await run_in_threadpool(written, index) for index in sorted(by_choice)]
 
 
 async def _chunks(
