@@ -122,10 +122,10 @@ def test_what_is_no_path_is_no_model(source: Any) -> None:
     ("options", "expected"),
     [
         ({"progress": 5}, "progress takes an object with an `update` method, got 5"),
-        ({"link_threads": None}, "link_threads must be a whole number from 1 to 256, got None"),
+        ({"link_threads": "2"}, "link_threads must be a whole number from 1 to 256, got .2."),
         ({"link_threads": 10**6}, "link_threads must be a whole number from 1 to 256, got 1000000"),
-        ({"prefill_rows": None}, "prefill_rows must be a whole number of at least 1, got None"),
-        ({"device": None}, "device 'None' is unknown"),
+        ({"prefill_rows": 0}, "prefill_rows must be a whole number of at least 1, got 0"),
+        ({"device": 5}, "device '5' is unknown"),
         ({"device_memory": [1]}, r"'\[1\]' is not a size"),
         ({"prefetch": "yes"}, "prefetch must be True or False"),
         ({"rows": 17.0}, "rows must be one of 1, 17, 33, 65, got 17.0"),

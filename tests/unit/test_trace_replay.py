@@ -68,7 +68,10 @@ def test_plain_records_take_the_memory_of_the_nested_ones() -> None:
         ({"device_memory": "1000MiB"}, r"\d MiB are missing for a first slot"),
         ({"num_slots": 3, "device_memory": "1GiB"}, "give one of them"),
         ({"device_memory": "much"}, "'much' is not a size"),
-        ({"link": "pcie6"}, "link 'pcie6' is unknown; use pcie3, pcie4, pcie5, or its bytes a second, such as 25GB. Did you mean"),
+        (
+            {"link": "pcie6"},
+            "link 'pcie6' is unknown; use pcie3, pcie4, pcie5, or its bytes a second, such as 25GB. Did you mean",
+        ),
         ({"link": "0GB"}, "moves nothing"),
         ({"link": "5 apples"}, "is not a size"),
         ({"policy": "lri"}, "policy 'lri' is unknown.*Did you mean"),
