@@ -38,6 +38,26 @@ class Transformers(GenerationMixin):
         pass
 
 
+def refuse_after_thirty(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A grammar with a dead end behind token 30."""
+    if int(input_ids[0, -1]) == 30:
+        raise UsageError("nothing may follow")
+    return scores
+
+
+def test_what_a_processor_raises_behind_a_drafted_token_counts_only_where_that_is_kept():
+    sampler = Sampler(SamplingParams(logits_processors=(refuse_after_thirty,)), VOCAB, PROMPT)
+    logits = torch.zeros(3, VOCAB)
+    logits[0, 7], logits[1, 9] = 1.0, 1.0
+    rejected = [sampler.draft_token(logits[:1] + torch.eye(VOCAB)[30] * 2, 4, [])]
+    rejected.append(sampler.draft_token(logits[1:2], 5, [draft.token for draft in rejected]))
+    assert drafted_tokens(rejected) == [30, 9]
+    assert sampler.accept(logits, 4, rejected).tokens == (7,)
+    kept = [DraftToken(torch.tensor([30]), None)]
+    with pytest.raises(UsageError, match="nothing may follow"):
+        sampler.accept(logits[:2] + torch.eye(VOCAB)[30] * 2, 4, kept)
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_every_row_equals_the_whole_chain_of_transformers(do_sample):
     config = GenerationConfig(

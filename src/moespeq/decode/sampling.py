@@ -84,6 +84,7 @@ class Sampler:
         self._tokens: list[int] = []
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
         self._noise_rows: dict[tuple[Stream, int], Tensor] = {}
+        self._failures: dict[int, Exception] = {}  # of processors, by the row of the last pass
         self._verified: Tensor | None = None  # raw logits [R, V] of the tokens to commit next, where they are reported
         self._logprobs: list[TokenLogprob] = []
         self.commit(prompt_tokens)
@@ -150,7 +151,8 @@ class Sampler:
     def accept(self, logits: Tensor, first_position: int, drafts: Sequence[DraftToken]) -> Accepted:
         """Verify `drafts` against the target's `logits` [R, V] in the mode that `params.acceptance` names.
 
-        Raises MoespeqError for NaN in a row that counts; behind a rejected token no row does, as without a draft.
+        Raises MoespeqError for NaN in a row that counts, and what processors raised there; behind a rejected token no
+        row does, as without a draft.
         """
         drafted = drafted_tokens(drafts)
         scores = self._process_rows(logits, first_position, drafted)
@@ -158,6 +160,9 @@ class Sampler:
             accepted = self._accept_rejection(scores, first_position, drafts, drafted)
         else:
             accepted = accept_coupled(drafted, self._choose(scores, first_position, Stream.TARGET).tolist())
+        for row in range(accepted.accepted + 1):
+            if row in self._failures:
+                raise self._failures[row]
         _check_numbers(scores[: accepted.accepted + 1], first_position)
         if self.params.logprobs is not None:
             self._verified = logits
@@ -188,9 +193,11 @@ class Sampler:
         if num_new < rules.min_new_tokens and rules.eos_token_ids:
             num_new_tok = torch.arange(num_new, num_new + len(prefixes), device=self._device)
             scores = suppress_before(scores, self._eos, num_new_tok, rules.min_new_tokens)
+        self._failures = {}
         if rules.logits_processors:
-            rows = [self._run_custom(scores[row, None], prefix) for row, prefix in enumerate(prefixes)]
-            scores = torch.cat(rows)
+            scores = torch.cat(
+                [self._try_custom(row, scores[row, None], prefix) for row, prefix in enumerate(prefixes)]
+            )
         return warp(scores, rules)
 
     def _seen_by(self, prefixes: Sequence[Sequence[int]]) -> Tensor:
@@ -201,6 +208,16 @@ class Sampler:
             rows, tokens = torch.tensor(pairs, device=self._device).unbind(dim=1)
             seen[rows, tokens] = True
         return seen
+
+    def _try_custom(self, row: int, scores: Tensor, prefix: Sequence[int]) -> Tensor:
+        """What fails behind drafted tokens is noted: it counts where those are kept."""
+        try:
+            return self._run_custom(scores, prefix)
+        except Exception as error:
+            if not prefix:
+                raise
+            self._failures[row] = error
+            return scores
 
     def _run_custom(self, scores: Tensor, prefix: Sequence[int]) -> Tensor:
         """The caller's processors on one row [1, V], a copy, since some write into what they are given."""

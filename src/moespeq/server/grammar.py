@@ -10,7 +10,8 @@ common with that, then on; so an answer is a function of the text, as the sample
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,25 +94,36 @@ class Grammar:
 
     def processor(self, prompt_tok: int) -> _GrammarProcessor:
         """For one answer, which begins behind `prompt_tok` tokens."""
-        return _GrammarProcessor(LLMatcher(self._tokenizer, self._source), self._tokenizer.eos_tokens, prompt_tok)
+        return _GrammarProcessor(
+            partial(LLMatcher, self._tokenizer, self._source), self._tokenizer.eos_tokens, prompt_tok
+        )
 
 
 class _GrammarProcessor:
-    """A logits processor; rows [1, V]."""
+    """A logits processor; rows [1, V]. A matcher that failed stays so: another one begins, for the text may have been
+    drafted and be rejected.
+    """
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], prompt_tok: int) -> None:
-        self._matcher, self._eos_token_ids, self._prompt_tok = matcher, list(eos_token_ids), prompt_tok
-        self._read: list[int] = []
+    def __init__(self, new_matcher: Callable[[], LLMatcher], eos_token_ids: Sequence[int], prompt_tok: int) -> None:
+        self._new_matcher, self._eos_token_ids, self._prompt_tok = new_matcher, list(eos_token_ids), prompt_tok
+        self._matcher, self._read = new_matcher(), list[int]()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """`scores` without the tokens that must not follow `input_ids`; once the JSON is complete, only an end may."""
-        self._go_to(input_ids[0, self._prompt_tok :].tolist())
-        if self._matcher.is_stopped():
-            is_allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
-            is_allowed[self._eos_token_ids] = True
-        else:
-            is_allowed = torch.frombuffer(bytearray(_mask(self._matcher)), dtype=torch.uint8) != 0
+        try:
+            is_allowed = self._allowed(input_ids[0, self._prompt_tok :].tolist(), scores.shape[-1])
+        except UsageError:
+            self._matcher, self._read = self._new_matcher(), []
+            raise
         return scores.masked_fill(~is_allowed.to(scores.device), -torch.inf)
+
+    def _allowed(self, tokens: list[int], vocab_size: int) -> Tensor:
+        self._go_to(tokens)
+        if self._matcher.is_stopped():
+            is_allowed = torch.zeros(vocab_size, dtype=torch.bool)
+            is_allowed[self._eos_token_ids] = True
+            return is_allowed
+        return torch.frombuffer(bytearray(_mask(self._matcher)), dtype=torch.uint8) != 0
 
     def _go_to(self, tokens: list[int]) -> None:
         common, shorter = 0, min(len(self._read), len(tokens))
