@@ -154,7 +154,7 @@ def time_verify(
     hidden = torch.randn(ROWS, shape.hidden, device="cuda").to(torch.bfloat16)
     table = VerifyTable(len(bank), ROWS, shape.top_k, "cuda")
     pairs = RoutedPairs(spread_routes(shape))
-    table.fill(pairs, pairs.experts, pairs.experts, pairs.experts)
+    table.fill(pairs, pairs.experts(), pairs.experts(), pairs.experts())
     table.upload()
     products = torch.empty(ROWS * shape.top_k, shape.hidden, dtype=torch.bfloat16, device="cuda")
     inner = torch.empty(ROWS * shape.top_k, shape.intermediate, dtype=torch.bfloat16, device="cuda")
@@ -187,7 +187,7 @@ def time_prompt(
     for group_pairs, multiply in ((GROUP_PAIRS, verify_experts), (None, partial(prefill_experts, scratch=scratch))):
         table = ChunkTable(shape.distinct, num_rows * shape.top_k, "cuda", num_waves=1, group_pairs=group_pairs)
         table.begin_layer(pairs)
-        table.fill(0, pairs, pairs.experts.tolist(), pairs.experts.tolist(), pairs.experts.tolist())
+        table.fill(0, pairs, pairs.experts(), pairs.experts(), pairs.experts())
         run = partial(
             multiply, hidden, table, slots, bank, products, inner,
             geometry=geometry, layout=layout, top_k=shape.top_k, activation="silu",

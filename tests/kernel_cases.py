@@ -71,7 +71,7 @@ class Layer:
         """A table for live routes [rows, K] and these experts only."""
         num_experts = len(self.experts)
         pairs = RoutedPairs(routes.cpu().numpy())
-        wave = [expert for expert in pairs.experts.tolist() if experts is None or expert in experts]
+        wave = [expert for expert in pairs.experts() if experts is None or expert in experts]
         table = VerifyTable(num_experts, max_rows, routes.shape[1], self.bank.device)
         table.fill(pairs, wave, [num_experts - 1 - expert for expert in wave], self.bank_rows[wave])
         table.upload()

@@ -10,6 +10,7 @@ import torch
 
 from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.gpu_memory import PeakDeviceMemory
+from moespeq.kernels.host_words import copy_from_host
 from moespeq.nested import BaseFormat, Layout, encode_base, encode_record, pack_base
 from moespeq.transfer import (
     CudaCopyStream,
@@ -113,6 +114,24 @@ def test_a_copy_into_another_slot_overtakes_a_running_kernel() -> None:
     torch.cuda.synchronize()
     assert rig.holds(1, 3)
     rig.close()
+
+
+def test_a_small_table_overtakes_the_records_that_have_begun() -> None:
+    table = torch.arange(376, dtype=torch.int32, pin_memory=True)
+    there, record = torch.zeros_like(table, device="cuda"), torch.ones(64 << 20, dtype=torch.uint8, pin_memory=True)
+    copy_from_host(table, there)  # compiled
+    there.zero_()
+    slot, link = torch.empty_like(record, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(link):
+        for _ in range(20):
+            slot.copy_(record, non_blocking=True)
+        records_there = torch.cuda.Event()
+        records_there.record()
+    copy_from_host(table, there)
+    torch.cuda.current_stream().synchronize()
+    assert not records_there.query(), "the table came behind 20 ms of records"
+    assert torch.equal(there.cpu(), table)
 
 
 def test_without_registration_records_still_arrive_through_a_pinned_buffer() -> None:

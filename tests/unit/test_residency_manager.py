@@ -72,6 +72,21 @@ def test_prefill_streams_every_layer_in_order() -> None:
     assert (moved.link_bytes, moved.wasted_bytes) == (moved.used_bytes, 0)
 
 
+def test_a_prompt_that_streams_all_begins_with_its_first_layer_though_no_slot_is_idle() -> None:
+    last = NUM_LAYERS - 1
+    rig = Rig(num_slots=NUM_EXPERTS + 2, options=ResidencyOptions(link_depth=2))
+    rig.plain_pass([], [], range(2), range(NUM_EXPERTS))
+    num_before = len(rig.mover.submitted)
+
+    rig.residency.begin_pass(PassKind.PREFILL)
+    rig.residency.expect_all()
+
+    begun = [fetch.key for fetch in rig.mover.submitted[num_before:]]
+    assert begun == [(0, expert) for expert in range(5)], "the link rests until the first layer asks"
+    kept = {divmod(record, NUM_EXPERTS)[0] for record in rig.residency.cache.resident}
+    assert kept == {last - 1}, "the farthest use leaves first, as it would for a demand"
+
+
 def test_what_a_prefill_foresees_is_fetched_in_layer_order_whenever_it_is_told() -> None:
     rig = Rig(8, ResidencyOptions(link_depth=1))
     rig.residency.begin_pass(PassKind.PREFILL)

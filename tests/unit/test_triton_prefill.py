@@ -120,7 +120,8 @@ def test_long_prompts_take_other_kernels_and_both_are_launched_once_a_layout_at_
 
 def test_a_batch_with_no_groups_writes_nothing() -> None:
     layer: Layer = make_layer(((2 * INTER, HIDDEN), (HIDDEN, INTER)), DEFAULT_FORMAT, Layout.FIXED, NUM_EXPERTS)
-    table, pairs = ChunkTable(NUM_EXPERTS, 10, "cpu", num_waves=1, group_pairs=None), RoutedPairs(np.zeros((10, 1)))
+    table = ChunkTable(NUM_EXPERTS, 10, "cpu", num_waves=1, group_pairs=None)
+    pairs = RoutedPairs(np.zeros((10, 1), np.int64))
     table.begin_layer(pairs)
     table.fill(0, pairs, [0], [0], [0])  # what an earlier wave left behind
     table.clear()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from moespeq.kernels.host_words import copy_from_host
 from moespeq.kernels.verify_table import GROUP_INTS, GROUPS_AT, RoutedPairs
 
 __all__ = ["GROUP_PAIRS", "ChunkTable"]
@@ -58,18 +59,17 @@ class ChunkTable:
 
     def begin_layer(self, pairs: RoutedPairs) -> None:
         """Write the layer's pairs. What earlier layers launched has run."""
-        num_pairs = len(pairs.order)
+        num_pairs = pairs.num_pairs
         self._pairs.numpy()[:num_pairs] = pairs.order
-        self.device[self.pairs_at : self.pairs_at + num_pairs].copy_(self._pairs[:num_pairs], non_blocking=True)
+        copy_from_host(self._pairs[:num_pairs], self.device[self.pairs_at : self.pairs_at + num_pairs])
 
     def fill(
         self, wave: int, pairs: RoutedPairs, experts: Sequence[int], slots: Sequence[int], bank_rows: Sequence[int]
     ) -> None:
         """Write the groups of a wave through buffer `wave`, which no copy still reads; see VerifyTable.fill."""
-        places = pairs.experts.searchsorted(experts)
-        first, count = pairs.first[places], pairs.count[places]
+        first, count = pairs.first[experts], pairs.count[experts]
         num_groups = -(-count // self.max_rows)
-        expert = np.repeat(np.arange(len(places)), num_groups)
+        expert = np.repeat(np.arange(len(experts)), num_groups)
         begin = self.max_rows * (np.arange(len(expert)) - np.repeat(num_groups.cumsum() - num_groups, num_groups))
         buffer, values = self._waves[wave], self._values[wave]
         values[0] = len(expert)
@@ -80,4 +80,4 @@ class ChunkTable:
         groups[:, 3] = np.minimum(count[expert] - begin, self.max_rows)
         self.counts = groups[:, 3].tolist()
         end = GROUPS_AT + GROUP_INTS * len(expert)
-        self.device[:end].copy_(buffer[:end], non_blocking=True)
+        copy_from_host(buffer[:end], self.device[:end])

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from moespeq.kernels.host_words import copy_from_host
+
 __all__ = ["BASE_IN_SLOT", "LaunchTable", "RoutedPairs", "VerifyTable"]
 
 BASE_IN_SLOT = -1  # bank row of an expert whose base is not resident: its slot holds base record, then residual record
@@ -41,22 +43,33 @@ class LaunchTable(Protocol):
 class RoutedPairs:
     """A layer's routed pairs, those of an expert side by side; made once a layer, used by all its waves.
 
-    experts [N] ascending and distinct; expert n has the pairs order[first[n] : first[n] + count[n]], ascending.
+    count, first [experts]: expert e has the pairs order[first[e] : first[e] + count[e]], ascending.
     """
 
-    __slots__ = ("count", "experts", "first", "order")
+    __slots__ = ("_order", "_routes", "count", "first")
 
     def __init__(self, routes: npt.NDArray[np.int64]) -> None:
         """`routes` [live rows, K]."""
-        flat = routes.reshape(-1).astype(_EXPERT_ID)
-        self.order = flat.argsort(kind="stable")
-        by_expert = flat[self.order]
-        changes = (by_expert[1:] != by_expert[:-1]).nonzero()[0]
-        bounds = np.zeros(len(changes) + 2, np.int64)
-        bounds[1:-1], bounds[-1] = changes + 1, flat.size
-        self.first = bounds[:-1]
-        self.count = bounds[1:] - self.first
-        self.experts = by_expert[self.first]
+        self._routes = routes.reshape(-1)
+        self._order: npt.NDArray[np.int64] | None = None
+        self.count = np.bincount(self._routes)
+        self.first = self.count.cumsum() - self.count
+
+    @property
+    def num_pairs(self) -> int:
+        return self._routes.size
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Sorted when it is first asked for: the records of `experts` can be asked for before that."""
+        if self._order is None:
+            self._order = self._routes.astype(_EXPERT_ID).argsort(kind="stable")
+        return self._order
+
+    def experts(self) -> list[int]:
+        """The experts that have pairs, ascending and distinct."""
+        experts: list[int] = self.count.nonzero()[0].tolist()
+        return experts
 
 
 class VerifyTable:
@@ -86,16 +99,16 @@ class VerifyTable:
 
         bank_rows: where each expert's base lies in the bank, or BASE_IN_SLOT.
         """
-        places = pairs.experts.searchsorted(experts)
-        num_groups = len(places)
+        chosen = np.asarray(experts)
+        num_groups = len(chosen)
         groups = self._groups[:num_groups]
         groups[:, 0] = slots
         groups[:, 1] = bank_rows
-        groups[:, 2] = pairs.first[places]
-        groups[:, 3] = pairs.count[places]
-        self._pairs[: len(pairs.order)] = pairs.order
+        groups[:, 2] = pairs.first[chosen]
+        groups[:, 3] = pairs.count[chosen]
+        self._pairs[: pairs.num_pairs] = pairs.order
         self._num_groups[0] = num_groups
 
     def upload(self) -> None:
         """Enqueue the one copy to the device on the current stream; capturable."""
-        self.device.copy_(self._host, non_blocking=True)
+        copy_from_host(self._host, self.device)

@@ -14,6 +14,7 @@ from moespeq.errors import CheckpointError, StoreError
 from moespeq.model import experts, quantizer
 from moespeq.model.cache_size import CacheSize, cache_size
 from moespeq.model.empty import empty_model
+from moespeq.model.one_piece import move_in_one_piece
 from moespeq.types import ModelShape
 
 __all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
@@ -101,8 +102,8 @@ def load_without_experts(
         raise StoreError(
             f"The store lacks {len(missing)} weights of the model, first '{missing[0]}'; prepare it again."
         )
-    model.eval()
-    return model.requires_grad_(False).to(device)
+    model.eval().requires_grad_(False)
+    return model if device == "cpu" else move_in_one_piece(model, device)
 
 
 @contextmanager

@@ -77,6 +77,7 @@ class BaseRows:
         self._num_experts = num_experts
         self._rows = [0] * len(records) if bases is None else list(bases.rows)
         self._front_bytes = [0 if bases is None else bases.front_bytes(self._key(record)) for record in records]
+        self._has_fronts = any(self._front_bytes)
         self._replace = None if bases is None else bases.replace
         self._unreadable: set[int] = set()
         self._tail_bytes = [whole - front for whole, front in zip(record_bytes, self._front_bytes, strict=True)]
@@ -85,9 +86,13 @@ class BaseRows:
             for record in records
         ]
 
-    def row_of(self, record: int, num_bytes: int) -> int:
-        """Where the base of a record is that came in `num_bytes`: its row; NO_ROW where it came with the record."""
-        return NO_ROW if num_bytes > self._tail_bytes[record] else max(self._rows[record], 0)
+    def rows_of(self, records: Sequence[int], cache: SlotCache) -> list[int]:
+        """Where the bases of held records are: a record's row; NO_ROW where its base came with it."""
+        rows = [self._rows[record] for record in records]
+        if not self._has_fronts:
+            return rows
+        came_whole = (cache.moved_bytes(record) > self._tail_bytes[record] for record in records)
+        return [NO_ROW if whole else max(row, 0) for row, whole in zip(rows, came_whole, strict=True)]
 
     def learn(self, cache: SlotCache, frequency: UseFrequency) -> int:
         """Between two passes, rows of cold experts go to clearly hotter ones, a few at a time; returns the bytes moved.

@@ -9,7 +9,7 @@ it may be begun, and what is asked stays where it is queued.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from moespeq.ports import Mover
 from moespeq.residency.eviction import EvictionPolicy
@@ -76,6 +76,13 @@ class Fetches:
             if victim is not None:
                 cache.evict(victim)
             self._mover.submit(cache.reserve(record, cause))
+
+    def make_room(self, records: Sequence[int]) -> None:
+        """Free slots for guesses that are certain and come first, as far as their demands would."""
+        cache = self._cache
+        missing = [record for record in records if not cache.holds(record)]
+        while len(cache.free) < len(missing) and self._make_room(missing[-1]):
+            pass
 
     def demand(self, missing: list[int], *, at_most: int) -> None:
         """Submit what a layer asked for, the last of `missing` first, and take it off, until there is no room."""

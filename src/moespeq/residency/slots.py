@@ -56,10 +56,10 @@ class SlotCache:
         """Whether the record is resident and nobody holds a lease on it."""
         return record in self.resident and record not in self.pinned
 
-    def slot_of(self, record: int) -> int:
-        """Where the record is, or will be when it has arrived."""
-        slot = self.resident.get(record)
-        return self.submitted[record].slot if slot is None else slot
+    def slots_of(self, records: Sequence[int]) -> list[int]:
+        """Where held records are, or will be when they have arrived."""
+        resident, submitted = self.resident, self.submitted
+        return [resident[record] if record in resident else submitted[record].slot for record in records]
 
     def moved_bytes(self, record: int) -> int:
         """What the fetch of a held record carried, or carries."""
@@ -98,12 +98,13 @@ class SlotCache:
 
     def pin(self, records: Collection[int]) -> None:
         """Lease resident records: they are used, and stay until unpinned. A record has one lease at a time."""
-        assert self.resident.keys() >= set(records), "pinned, but not resident"
+        assert all(map(self.resident.__contains__, records)), "pinned, but not resident"
         assert self.pinned.isdisjoint(records), "pinned twice"
         self.pinned.update(records)
-        for record in self.unused.intersection(records):
-            self.unused.remove(record)
-            self.used_bytes += self._moved_bytes[record]
+        if self.unused:
+            for record in self.unused.intersection(records):
+                self.unused.remove(record)
+                self.used_bytes += self._moved_bytes[record]
 
     def unpin(self, records: Collection[int]) -> None:
         """Give their leases back."""

@@ -193,14 +193,9 @@ class LayerWaves:
         take_in(must_wait)
 
     def _wave(self, layer: int, held: Sequence[int]) -> Wave:
-        first = layer * self._cache.num_experts
-        cache, row_of = self._cache, self._base_rows.row_of
-        return Wave(
-            layer,
-            [record - first for record in held],
-            [cache.slot_of(record) for record in held],
-            [row_of(record, cache.moved_bytes(record)) for record in held],
-        )
+        first, cache = layer * self._cache.num_experts, self._cache
+        experts = [record - first for record in held]
+        return Wave(layer, experts, cache.slots_of(held), self._base_rows.rows_of(held, cache))
 
     def _is_wave(self, num_experts: int) -> bool:
         """Whether so many are worth a launch, or all that can be had: what finds no room waits for their slots."""

@@ -109,7 +109,7 @@ class _InWaves:
         inner = hidden.new_empty(routes.numel(), self._experts.geometry.intermediate)  # [P, I]
         behind: dict[int, Point] = {}
         table.begin_layer(pairs)
-        for number, wave in enumerate(self._residency.acquire(layer, pairs.experts.tolist())):
+        for number, wave in enumerate(self._residency.acquire(layer, pairs.experts())):
             buffer = number % _NUM_BUFFERS
             if buffer in behind:
                 behind[buffer].synchronize()

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from moespeq.kernels.host_words import copy_from_host
+
 __all__ = ["StaticRows"]
 
 
@@ -34,4 +36,4 @@ class StaticRows:
         rows[2] = written
         if spare_place is not None:
             rows[2, live:] = spare_place
-        self._device.copy_(self._host, non_blocking=True)
+        copy_from_host(self._host, self._device)

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ from moespeq.model.graphs.static_rows import StaticRows
 
 __all__ = ["LayerProducts", "VerifyPieces"]
 
+Routes = npt.NDArray[np.int64]
+
 
 class LayerProducts(Protocol):
     """Computes a layer's routed products between two pieces."""
@@ -35,8 +39,8 @@ class LayerProducts(Protocol):
         """`compute` of `layer` comes next, as soon as its routes are known."""
         ...
 
-    def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
-        """Launch products [R * K, H] of the live rows' `routes`, int64 [live, K] on the host; hidden [R, H]."""
+    def compute(self, layer: int, routes: Routes, hidden: Tensor, products: Tensor) -> None:
+        """Launch products [R * K, H] of the live rows' `routes` [live, K]; hidden [R, H]."""
         ...
 
     def warm_up(self, hidden: Tensor, products: Tensor) -> None:
@@ -86,7 +90,7 @@ class VerifyPieces:
         pieces = self._sets.get(bucket) or self.capture(bucket)
         self._inputs.fill(tokens, position)
         *before_experts, last = pieces.graphs
-        live_routes = self._routes[: len(tokens)]
+        live_routes = self._routes[: len(tokens)].numpy()
         for layer, graph in enumerate(before_experts):
             graph.replay()
             self._routes_known.record(self._stream)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -87,14 +89,10 @@ class WaveProducts:
     def approach(self, layer: int) -> None:
         self._residency.approach(layer)
 
-    def compute(self, layer: int, routes: Tensor, hidden: Tensor, products: Tensor) -> None:
-        rows: list[list[int]] = routes.tolist()
-        experts = sorted(set(itertools.chain.from_iterable(rows)))
-        pairs: RoutedPairs | None = None
-        for station, wave in zip(
-            itertools.cycle(self._stations), self._residency.acquire(layer, experts), strict=False
-        ):
-            pairs = pairs or RoutedPairs(routes.numpy())  # not before the first missing records are on their way
+    def compute(self, layer: int, routes: npt.NDArray[np.int64], hidden: Tensor, products: Tensor) -> None:
+        pairs = RoutedPairs(routes)
+        waves = self._residency.acquire(layer, pairs.experts())
+        for station, wave in zip(itertools.cycle(self._stations), waves, strict=False):
             if station.behind is not None:
                 station.behind.synchronize()
             station.table.fill(pairs, wave.experts, wave.slots, wave.base_rows)
@@ -102,7 +100,7 @@ class WaveProducts:
             station.behind = self._release(wave.slots)
             self._residency.pump()
         if self.on_layer is not None:
-            self.on_layer(layer, rows)  # while the device is busy with all of it
+            self.on_layer(layer, routes.tolist())  # while the device is busy with all of it
         for station in self._stations:
             station.behind = None  # the next layer's routes are known only after all of this has run
 
