@@ -103,8 +103,9 @@ class Rig:
         """Acquire, pump and give back; the experts of each wave."""
         waves = []
         for wave in self.residency.acquire(layer, experts):
-            self.residency.pump()
             waves.append(list(wave.experts))
+            assert wave.is_last == (sum(map(len, waves)) == len(experts))
+            self.residency.pump()
         return waves
 
     def plain_pass(self, *experts_by_layer: Sequence[int], committed_tok: int = 1) -> None:

@@ -35,7 +35,8 @@ class InWaves:
     def acquire(self, layer: int, experts: Sequence[int]) -> Iterator[Wave]:
         for begin in range(0, len(experts), self.size):
             wave = experts[begin : begin + self.size]
-            yield Wave(layer, wave, [NUM_EXPERTS - 1 - expert for expert in wave], wave)
+            is_last = begin + self.size >= len(experts)
+            yield Wave(layer, wave, [NUM_EXPERTS - 1 - expert for expert in wave], wave, is_last)
 
     def pump(self) -> None:
         """Nothing to move."""

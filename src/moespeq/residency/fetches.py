@@ -9,7 +9,7 @@ it may be begun, and what is asked stays where it is queued.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from moespeq.ports import Mover
 from moespeq.residency.eviction import EvictionPolicy
@@ -45,10 +45,13 @@ class Fetches:
         self._num_experts = cache.num_experts
         self._link_depth = self._depth = link_depth
         self._least = 1
+        self.is_certain = False
+        """Whether every record of the pass is certain to be used."""
         self.num_taken_back = 0
 
     def begin(self, *, is_prefill: bool) -> None:
         """A pass starts."""
+        self.is_certain = False
         self._depth = max(self._link_depth, self._cache.num_slots // 2) if is_prefill else self._link_depth
         self._least = max(1, self._depth // _BATCHES)
         self._mover.begin_ahead(_PREFILL_AHEAD_BYTES if is_prefill else _AHEAD_BYTES)
@@ -67,6 +70,8 @@ class Fetches:
                 if not may_evict:
                     return
                 victim = self._policy.idle_victim()
+                if victim is None and self.is_certain:
+                    victim = self._victim_of_first_layer()
                 if victim is None:
                     scheduler.note_full()
                     return
@@ -76,13 +81,6 @@ class Fetches:
             if victim is not None:
                 cache.evict(victim)
             self._mover.submit(cache.reserve(record, cause))
-
-    def make_room(self, records: Sequence[int]) -> None:
-        """Free slots for guesses that are certain and come first, as far as their demands would."""
-        cache = self._cache
-        missing = [record for record in records if not cache.holds(record)]
-        while len(cache.free) < len(missing) and self._make_room(missing[-1]):
-            pass
 
     def demand(self, missing: list[int], *, at_most: int) -> None:
         """Submit what a layer asked for, the last of `missing` first, and take it off, until there is no room."""
@@ -121,6 +119,17 @@ class Fetches:
             self._scheduler.reopen(victim // self._num_experts)
         self._cache.evict(victim)
         return True
+
+    def _victim_of_first_layer(self) -> int | None:
+        """Of a later layer, for a record of the first: its demand would push that one out too, but only then."""
+        record, end = self._scheduler.peek(), self._num_experts
+        if record is None or record >= end:
+            return None
+        victim = self._policy.last_victim(record)
+        if victim is None or victim < end:
+            return None
+        self._scheduler.reopen(victim // self._num_experts)
+        return victim
 
     def _take_back_farthest(self, *, behind: int) -> bool:
         end = (behind + 1) * self._num_experts

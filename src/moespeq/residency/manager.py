@@ -170,11 +170,9 @@ class Residency:
         assert self._kind is PassKind.PREFILL, f"nothing is foreseen in a {self._kind} pass"
         if self._options.prefetch:
             self._lookahead.expect_all()
-            front = self._lookahead.front
-            for layer in range(front, self._num_layers):
+            for layer in range(self._lookahead.front, self._num_layers):
                 self._scheduler.reopen(layer)
-            if front < self._num_layers:  # nothing is idle, and the link would rest until the first layer asks
-                self._fetches.make_room(range(front * self._num_experts, (front + 1) * self._num_experts))
+            self._fetches.is_certain = True
             self.pump()
 
     def pump(self) -> None:

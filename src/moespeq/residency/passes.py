@@ -61,12 +61,14 @@ class Wave:
     """Leases of one layer: the complete record of `experts[i]` lies in `slots[i]` until the wave is given back.
 
     base_rows[i]: where its base lies, a row of the bank, or -1: in its slot, in front of its residual.
+    is_last: all other records of the layer were leased in earlier waves.
     """
 
     layer: int
     experts: Sequence[int]
     slots: Sequence[int]
     base_rows: Sequence[int]
+    is_last: bool
 
     def __len__(self) -> int:
         return len(self.experts)

@@ -111,6 +111,10 @@ class Scheduler:
 
     def next(self) -> int | None:
         """The next record worth moving, to be submitted before anything else happens; it is not handed out again."""
+        return None if self.peek() is None else self._staged.pop()
+
+    def peek(self) -> int | None:
+        """What `next` would hand out."""
         if self._num_planned < self._lookahead.num_named:
             self._num_planned = self._lookahead.num_named
             self._restart(0)
@@ -120,7 +124,7 @@ class Scheduler:
                 return None
             self._staged = self._stage_order(layer)
             self._next_layer = layer + 1
-        return self._staged.pop()
+        return self._staged[-1]
 
     def _restart(self, layer: int) -> None:
         """Plan from `layer` on; what is staged goes back."""

@@ -195,7 +195,8 @@ class LayerWaves:
     def _wave(self, layer: int, held: Sequence[int]) -> Wave:
         first, cache = layer * self._cache.num_experts, self._cache
         experts = [record - first for record in held]
-        return Wave(layer, experts, cache.slots_of(held), self._base_rows.rows_of(held, cache))
+        base_rows = self._base_rows.rows_of(held, cache)
+        return Wave(layer, experts, cache.slots_of(held), base_rows, is_last=not self._awaited)
 
     def _is_wave(self, num_experts: int) -> bool:
         """Whether so many are worth a launch, or all that can be had: what finds no room waits for their slots."""

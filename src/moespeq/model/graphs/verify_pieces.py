@@ -2,8 +2,9 @@
 
 A piece ends where a layer's routes are known: it leaves the rows' hidden state in a static tensor and copies the routes
 to pinned memory. The host then leases the records, computes the layer's products wave by wave as records arrive, and
-replays the next piece, which begins by combining the products. Between two pieces the host waits once, for the routes:
-so everything launched before is done, and staging memory of the previous layer is free again.
+replays the next piece, which begins by combining the products; only then it tidies up and looks ahead, while the device
+computes. Between two pieces the host waits once, for the routes: so everything launched before is done, and staging
+memory of the previous layer is free again.
 
 Padded rows' pairs are never computed; their products stay zero, for a NaN in a row past the live end would reach live
 rows through a masked value.
@@ -13,8 +14,9 @@ Shapes: R rows, K experts a row, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -39,8 +41,13 @@ class LayerProducts(Protocol):
         """`compute` of `layer` comes next, as soon as its routes are known."""
         ...
 
-    def compute(self, layer: int, routes: Routes, hidden: Tensor, products: Tensor) -> None:
-        """Launch products [R * K, H] of the live rows' `routes` [live, K]; hidden [R, H]."""
+    def compute(
+        self, layer: int, routes: Routes, hidden: Tensor, products: Tensor, launch_next: Callable[[], None]
+    ) -> None:
+        """Launch products [R * K, H] of the live rows' `routes` [live, K], then the next piece; hidden [R, H].
+
+        `launch_next` is called once, behind the last product; from then on `routes` may change.
+        """
         ...
 
     def warm_up(self, hidden: Tensor, products: Tensor) -> None:
@@ -89,16 +96,18 @@ class VerifyPieces:
         """See Runner.verify; the true routes go to `layers`."""
         pieces = self._sets.get(bucket) or self.capture(bucket)
         self._inputs.fill(tokens, position)
-        *before_experts, last = pieces.graphs
+        first, *behind_experts = pieces.graphs
         live_routes = self._routes[: len(tokens)].numpy()
-        for layer, graph in enumerate(before_experts):
-            graph.replay()
-            self._routes_known.record(self._stream)
+        self._launch(first)
+        for layer, graph in enumerate(behind_experts):
             self._layers.approach(layer)
             self._routes_known.synchronize()
-            self._layers.compute(layer, live_routes, self._hidden, self._products)
-        last.replay()
+            self._layers.compute(layer, live_routes, self._hidden, self._products, partial(self._launch, graph))
         return pieces.logits[: len(tokens)]
+
+    def _launch(self, piece: torch.cuda.CUDAGraph) -> None:
+        piece.replay()
+        self._routes_known.record(self._stream)
 
     def clear(self) -> None:
         """Drop the products of a pass that was cut inside a layer: padded rows would keep theirs."""

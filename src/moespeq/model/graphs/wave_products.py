@@ -10,7 +10,7 @@ Shapes: R rows, K experts a row, E experts, H hidden, I intermediate, S slots.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -89,8 +89,15 @@ class WaveProducts:
     def approach(self, layer: int) -> None:
         self._residency.approach(layer)
 
-    def compute(self, layer: int, routes: npt.NDArray[np.int64], hidden: Tensor, products: Tensor) -> None:
-        pairs = RoutedPairs(routes)
+    def compute(
+        self,
+        layer: int,
+        routes: npt.NDArray[np.int64],
+        hidden: Tensor,
+        products: Tensor,
+        launch_next: Callable[[], None],
+    ) -> None:
+        pairs, heard = RoutedPairs(routes), None
         waves = self._residency.acquire(layer, pairs.experts())
         for station, wave in zip(itertools.cycle(self._stations), waves, strict=False):
             if station.behind is not None:
@@ -98,9 +105,12 @@ class WaveProducts:
             station.table.fill(pairs, wave.experts, wave.slots, wave.base_rows)
             self._graph(station, self._experts.layouts[layer], hidden, products).replay()
             station.behind = self._release(wave.slots)
+            if wave.is_last:
+                heard = None if self.on_layer is None else routes.tolist()
+                launch_next()
             self._residency.pump()
-        if self.on_layer is not None:
-            self.on_layer(layer, routes.tolist())  # while the device is busy with all of it
+        if self.on_layer is not None and heard is not None:
+            self.on_layer(layer, heard)  # while the device is busy with all of it
         for station in self._stations:
             station.behind = None  # the next layer's routes are known only after all of this has run
 
