@@ -99,6 +99,13 @@ def test_without_bases_every_record_is_complete() -> None:
     assert [fetch.num_bytes for fetch in rig.mover.submitted] == [101, 105]
 
 
+def test_a_record_that_needs_no_base_is_not_said_to_carry_one() -> None:
+    """Plain records without a draft: kernels would look for the record behind a base that is not there."""
+    no_rows = [NO_ROW] * (NUM_LAYERS * NUM_EXPERTS)
+    rig = Rig(4, ResidencyOptions(), bases=ResidentBases(no_rows, lambda key: 0))
+    assert pass_over(rig, 0, 3) == [0, 0]
+
+
 def test_an_expert_used_often_gets_the_row_of_one_never_used_and_then_moves_less() -> None:
     bank = Bank(NUM_LAYERS)
     rig = bank.rig(1)

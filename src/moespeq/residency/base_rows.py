@@ -87,12 +87,12 @@ class BaseRows:
         ]
 
     def rows_of(self, records: Sequence[int], cache: SlotCache) -> list[int]:
-        """Where the bases of held records are: a record's row; NO_ROW where its base came with it."""
-        rows = [self._rows[record] for record in records]
+        """Where the bases of held records are: a record's row; NO_ROW where its base came with it; 0 where it has none."""
+        rows = [max(self._rows[record], 0) for record in records]
         if not self._has_fronts:
             return rows
         came_whole = (cache.moved_bytes(record) > self._tail_bytes[record] for record in records)
-        return [NO_ROW if whole else max(row, 0) for row, whole in zip(rows, came_whole, strict=True)]
+        return [NO_ROW if whole else row for row, whole in zip(rows, came_whole, strict=True)]
 
     def learn(self, cache: SlotCache, frequency: UseFrequency) -> int:
         """Between two passes, rows of cold experts go to clearly hotter ones, a few at a time; returns the bytes moved.
