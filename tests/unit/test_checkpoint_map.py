@@ -71,7 +71,7 @@ def loaded_matrices(module: torch.nn.Module, expert: int) -> list[torch.Tensor]:
         return [torch.cat([gate, up]), down.T]
     up = module.gate_up_proj if getattr(module, "has_gate", True) else module.up_proj
     loaded = [up[expert], module.down_proj[expert]]
-    is_transposed = getattr(module, "is_transposed", True)  # Llama-4 is, and does not say so
+    is_transposed = getattr(module, "is_transposed", "Llama4" in type(module).__name__)  # which does not say so
     return [matrix.T for matrix in loaded] if is_transposed else loaded
 
 
