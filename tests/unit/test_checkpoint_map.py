@@ -126,6 +126,21 @@ def test_a_fused_checkpoint_of_a_per_expert_family_is_read(qwen: Path) -> None:
     assert {piece.index for piece in mapped.pieces} == set(range(16))
 
 
+def test_layers_of_kimi_are_read_by_the_names_of_its_own_checkpoints(tmp_path: Path) -> None:
+    """transformers saves them as blocks, a name that only its images' layers have on the hub."""
+    folder = make_tiny("kimi_k25", tmp_path / "m", shard_size=SINGLE_FILE)
+    saved = read_map(folder)
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("language_model.model.blocks.")]:
+            tensors[name.replace(".blocks.", ".layers.")] = tensors.pop(name)
+
+    rewrite(folder, rename)
+    mapped = assert_reads_what_transformers_loads(folder)
+    assert {piece.tensor for piece in mapped.pieces}.isdisjoint(piece.tensor for piece in saved.pieces)
+    assert mapped.module_names == saved.module_names
+
+
 def test_fused_and_single_tensors_of_one_layer_are_refused(qwen: Path) -> None:
     name = "model.layers.0.mlp.experts.down_proj"
     rewrite(qwen, lambda tensors: tensors.update({name: torch.zeros(16, 64, 48, dtype=torch.bfloat16)}))
