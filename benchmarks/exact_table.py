@@ -24,15 +24,18 @@ CHECKS: Mapping[str, str] = {
     "test_rounds_across_the_border_give_the_text_of_plain_decoding": "text at 32k",
 }
 """Test functions with a case for each family, and the column of each."""
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR) \S+::(\w+)\[(?:\d+-)?(\w+)\]", re.MULTILINE)
+_LINE = re.compile(r"^(PASSED|FAILED|ERROR) \S+/(\w+)\.py::(\w+)\[(?:\d+-)?(\w+)\]", re.MULTILINE)
+_FAMILIES = "test_families"  # the module whose cases are families; others have cases of other kinds too
 
 
 def read_outcomes(text: str) -> dict[str, dict[str, list[bool]]]:
     """Whether each case passed: family -> test function -> its cases. Lines of other tests are left out."""
+    lines = _LINE.findall(text)
+    families = {case for _, module, _, case in lines if module == _FAMILIES}
     outcomes: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    for outcome, function, family in _LINE.findall(text):
-        if function in CHECKS:
-            outcomes[family][function].append(outcome == "PASSED")
+    for outcome, _, function, case in lines:
+        if function in CHECKS and case in families:
+            outcomes[case][function].append(outcome == "PASSED")
     return outcomes
 
 

@@ -7,7 +7,7 @@ the caches, random and equal in both, states with it: far positions are cheap so
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,17 @@ CONTEXT = BORDER + 512
 _FACTORS = {"short_factor": [1.0] * 4 + [1.2] * 4, "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0]}
 
 
+_FEW = {"num_hidden_layers": 2, "initializer_range": 0.3}
+_BOTH = {**_FEW, "layer_types": ["sliding_attention", "full_attention"]}
+
+
 @dataclass(frozen=True)
 class Rotation:
     """A family, and how its configuration turns positions."""
 
     family: str
     parameters: dict[str, Any] | None
-    max_position_embeddings: int = 2 * BORDER
+    shape: dict[str, Any] = field(default_factory=lambda: dict(_FEW))
 
 
 def rotation(kind: str, **parameters: Any) -> dict[str, Any]:
@@ -54,9 +58,19 @@ ROTATIONS = {
         "deepseek_v3",
         rotation("yarn", factor=16.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096),
     ),
+    "yarn-tuned": Rotation(
+        "mistral3",
+        rotation(
+            "yarn",
+            factor=16.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            original_max_position_embeddings=4096,
+            llama_4_scaling_beta=0.1,
+        ),
+    ),
     "yarn-windowed": Rotation(
-        "gpt_oss",
-        rotation("yarn", factor=16.0, truncate=False, original_max_position_embeddings=4096),
+        "gpt_oss", rotation("yarn", factor=16.0, truncate=False, original_max_position_embeddings=4096), _BOTH
     ),
     "llama3": Rotation(
         "mixtral",
@@ -64,7 +78,14 @@ ROTATIONS = {
             "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
         ),
     ),
-    "proportional": Rotation("gemma4_text", None),
+    "llama3-complex": Rotation(
+        "llama4_text",
+        rotation(
+            "llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=8192
+        ),
+        {**_FEW, "moe_layers": [1]},
+    ),
+    "proportional": Rotation("gemma4_text", None, _BOTH),
     "longrope": Rotation("qwen3_moe", rotation("longrope", original_max_position_embeddings=8192, **_FACTORS)),
     "alpha": Rotation("hunyuan_v1_moe", rotation("dynamic", factor=1.0, alpha=1000.0)),
 }
@@ -77,17 +98,14 @@ SEEDS = {**dict.fromkeys(EVERY_FAMILY, 1), "mistral3": 2}
 
 def make_rotated(name: str, folder: Path) -> Path:
     """A checkpoint of a kind of rotation, with few layers, or of a family; and its store, which is returned."""
-    case = ROTATIONS.get(name, Rotation(name, None))
+    case = ROTATIONS.get(name, Rotation(name, None, {}))
     given = {} if case.parameters is None else {"rope_parameters": case.parameters}
-    layers: dict[str, Any] = {"num_hidden_layers": 2, "initializer_range": 0.3} if name in ROTATIONS else {}
-    if layers and case.family in ("gpt_oss", "gemma4_text"):
-        layers["layer_types"] = ["sliding_attention", "full_attention"]
     checkpoint = make_tiny(
         case.family,
         folder / "checkpoint",
         shard_size="1GB",
-        max_position_embeddings=case.max_position_embeddings,
-        **layers,
+        max_position_embeddings=2 * BORDER,
+        **case.shape,
         **given,
     )
     return prepare_store(checkpoint, folder / "store")
