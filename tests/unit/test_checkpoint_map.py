@@ -312,6 +312,13 @@ def test_a_field_of_the_wrong_type_is_named_in_one_line(qwen: Path, values: dict
     assert "\n" not in str(caught.value)
 
 
+def test_a_text_that_transformers_has_no_class_for_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny("step3p7", tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(tiny_config("step3p7").text_config.to_dict()))
+    with pytest.raises(UnsupportedModelError, match="'step3p5' only as a part of a model of images; use a checkpoint"):
+        read_map(folder)
+
+
 def test_a_missing_config_is_a_checkpoint_error(qwen: Path) -> None:
     (qwen / "config.json").unlink()
     with pytest.raises(CheckpointError, match="missing"):
