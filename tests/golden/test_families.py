@@ -104,7 +104,7 @@ def test_keys_values_and_states_take_what_the_plan_says(store: Path) -> None:
         assert engine._parts.runner.kv_bytes == engine.plan.kv_bytes
 
 
-@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="module")
+@pytest.mark.parametrize("checkpoint", MANY, indirect=True, scope="module")
 def test_no_expert_is_loaded_with_the_rest(checkpoint: Path, store: Path) -> None:
     """What transformers is given holds none of them, and there is no parameter that could."""
     with Store.open(store) as opened:
