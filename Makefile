@@ -22,7 +22,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The whole exactness matrix; about a quarter of an hour on two cores. Its last output is recorded in docs/exactness.md.
+# The whole exactness matrix; about an hour on two cores. Its last output is recorded in docs/exactness.md.
 exact: $(READY)
 	$(BIN)/python -m pytest -m "not gpu" -n auto --dist worksteal -rA tests/golden
 

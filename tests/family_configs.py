@@ -390,6 +390,23 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "num_local_experts": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
     },
+    "step3p7": {
+        **_GROUPED,
+        **_WINDOWED,
+        "model_type": "step3p5",
+        "head_dim": 16,
+        "n_routed_experts": 16,
+        "share_expert_dim": 32,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "num_sliding_attention_heads": 6,
+        "swiglu_limits": [0.0, 0.0, 0.5, 1.0],
+        "swiglu_limits_shared": [0.0, 0.0, 0.5, 1.0],
+        "moe_router_scaling_factor": 2.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 _SMALL: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2}
 VISION: dict[str, Any] = {

@@ -71,7 +71,7 @@ def loaded_matrices(module: torch.nn.Module, expert: int) -> list[torch.Tensor]:
         return [torch.cat([gate, up]), down.T]
     up = module.gate_up_proj if getattr(module, "has_gate", True) else module.up_proj
     loaded = [up[expert], module.down_proj[expert]]
-    is_transposed = getattr(module, "is_transposed", True)  # Llama-4 is, and does not say so
+    is_transposed = getattr(module, "is_transposed", "Llama4" in type(module).__name__)  # which does not say so
     return [matrix.T for matrix in loaded] if is_transposed else loaded
 
 
@@ -124,6 +124,21 @@ def test_a_fused_checkpoint_of_a_per_expert_family_is_read(qwen: Path) -> None:
     mapped = assert_reads_what_transformers_loads(qwen)
     assert mapped.matrices == before.matrices
     assert {piece.index for piece in mapped.pieces} == set(range(16))
+
+
+def test_layers_of_kimi_are_read_by_the_names_of_its_own_checkpoints(tmp_path: Path) -> None:
+    """transformers saves them as blocks, a name that only its images' layers have on the hub."""
+    folder = make_tiny("kimi_k25", tmp_path / "m", shard_size=SINGLE_FILE)
+    saved = read_map(folder)
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("language_model.model.blocks.")]:
+            tensors[name.replace(".blocks.", ".layers.")] = tensors.pop(name)
+
+    rewrite(folder, rename)
+    mapped = assert_reads_what_transformers_loads(folder)
+    assert {piece.tensor for piece in mapped.pieces}.isdisjoint(piece.tensor for piece in saved.pieces)
+    assert mapped.module_names == saved.module_names
 
 
 def test_fused_and_single_tensors_of_one_layer_are_refused(qwen: Path) -> None:
@@ -295,6 +310,13 @@ def test_a_field_of_the_wrong_type_is_named_in_one_line(qwen: Path, values: dict
     with pytest.raises(CheckpointError, match=f"config.json .*{next(iter(values))}") as caught:
         read_map(qwen)
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_transformers_has_no_class_for_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny("step3p7", tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(tiny_config("step3p7").text_config.to_dict()))
+    with pytest.raises(UnsupportedModelError, match="'step3p5' only as a part of a model of images; use a checkpoint"):
+        read_map(folder)
 
 
 def test_a_missing_config_is_a_checkpoint_error(qwen: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_command_lists_them_for_people_and_for_programs() -> None:
     assert len(lines) == len(FAMILIES) + len(REFUSED)
     assert re.match(r"afmoe +supported$", lines[0])
     shimmed = [line.split()[0] for line in lines if line.endswith("supported, with a shim of ours")]
-    assert shimmed == ["dbrx", "deepseek_v4", "llama4"]
+    assert shimmed == ["dbrx", "deepseek_v4", "llama4", "step3p5"]
     assert any(line.startswith("jetmoe ") and "experts interface" in line for line in lines)
     listed = json.loads(CliRunner().invoke(app, ["info", "--families", "--json"]).stdout)
     assert listed == {"families": describe_families()}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RMSNorm
 
-from families import make_tiny, tiny_config
+from families import FAMILIES as TINY
+from families import auto_class, make_tiny, tiny_config
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model import shims
 from moespeq.model.checkpoint_map import map_checkpoint
@@ -21,24 +21,25 @@ from moespeq.model.quantizer import experts_modules
 from moespeq.model.shims.deepseek_v4 import DeepseekV4NormShim
 from moespeq.store import open_checkpoint
 
-SHIMMED = tuple(shims.SHIMS)
+TINY_OF = {tiny_config(name).get_text_config().model_type: name for name in reversed(TINY)}
+SHIMMED = tuple(TINY_OF[family] for family in shims.SHIMS)
 
 
 def test_the_table_says_which_families_have_a_shim() -> None:
     assert {name for name, family in FAMILIES.items() if family.has_shim} == shims.SHIMS.keys()
 
 
-@pytest.mark.parametrize("family", ["dbrx", "llama4_text"])
+@pytest.mark.parametrize("family", ["dbrx", "llama4_text", "step3p7"])
 def test_a_shim_gives_the_experts_interface_to_an_instance_and_leaves_the_class_alone(family: str) -> None:
     config = tiny_config(family)
     assert len(experts_modules(empty_model(config))) == 3
-    assert not experts_modules(AutoModelForCausalLM.from_config(config))
+    assert not experts_modules(auto_class(config).from_config(config))
 
 
 @pytest.mark.parametrize("family", SHIMMED)
 def test_a_shim_has_the_weights_of_what_it_stands_for_and_the_rest_keeps_its_names(family: str) -> None:
     config = tiny_config(family)
-    own, ours = AutoModelForCausalLM.from_config(config), empty_model(config)
+    own, ours = auto_class(config).from_config(config), empty_model(config)
     assert sum(map(torch.numel, ours.parameters())) == sum(map(torch.numel, own.parameters()))
     dense = {name for name, _ in own.named_parameters() if ".experts." not in name}
     assert dense == {name for name, _ in ours.named_parameters() if ".experts." not in name}

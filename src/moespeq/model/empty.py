@@ -7,15 +7,23 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
+from moespeq.errors import UnsupportedModelError
 from moespeq.model import shims
 
 __all__ = ["empty_model"]
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """On the device `meta`. Raises whatever a configuration breaks whose values do not fit together."""
+    """On the device `meta`. Raises UnsupportedModelError for a text that transformers has no class for, and whatever a
+    configuration breaks whose values do not fit together.
+    """
     is_causal = type(config) in AutoModelForCausalLM._model_mapping
     auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+    if type(config) not in auto._model_mapping:
+        raise UnsupportedModelError(
+            f"transformers knows model type {config.model_type!r} only as a part of a model of images; use a "
+            "checkpoint whose config.json holds it as text_config."
+        )
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, dtype=dtype)
     shims.install(model)

@@ -94,6 +94,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_moe": Family(MaskForm.WINDOWED, has_graphs=True),
         "qwen3_next": Family(MaskForm.BY_LAYER_TYPE, mixer="Qwen3NextGatedDeltaNet"),
         "solar_open": _PLAIN,
+        "step3p5": Family(MaskForm.BY_LAYER_TYPE, has_shim=True),
         "zaya": Family(MaskForm.BY_LAYER_TYPE, mixer="ZayaCCAProjection", has_blocks=False),
     }
 )
@@ -108,11 +109,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "glm5_next": "its sparse attention pools positions, by a mask of another form",
         "inkling": "its checkpoints interleave the rows of gate and up, and no test proves that layout yet",
         "jetmoe": _NO_INTERFACE,
-        "longcat_flash": _NO_INTERFACE,
+        "longcat_flash": "transformers' class wants weights of the experts that have none, so it loads no checkpoint",
         "openai_privacy_filter": "it labels tokens and generates none",
         "qwen3_omni_moe": "its checkpoints hold a model that hears and speaks too, and no test proves that yet",
         "qwen4_exp": "its embedding of several tokens has states of its own, and no test proves them yet",
-        "step3p7": _NO_INTERFACE,
     }
 )
 """Families with routed experts that are not taken, and why."""

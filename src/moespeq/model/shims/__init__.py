@@ -19,6 +19,7 @@ from transformers.core_model_loading import WeightConverter
 from moespeq.model.shims.dbrx import DbrxShim, StackedExperts, dbrx_converters
 from moespeq.model.shims.deepseek_v4 import DeepseekV4NormShim
 from moespeq.model.shims.llama4 import Llama4Shim
+from moespeq.model.shims.step3p7 import Step3p7Shim
 
 __all__ = ["SHIMS", "StackedExperts", "converters_of", "install"]
 
@@ -37,6 +38,7 @@ SHIMS: Mapping[str, Shim] = MappingProxyType(
         "dbrx": Shim("DbrxExperts", DbrxShim, dbrx_converters),
         "deepseek_v4": Shim("DeepseekV4RMSNorm", DeepseekV4NormShim),
         "llama4_text": Shim("Llama4TextMoe", Llama4Shim),
+        "step3p5": Shim("Step3p7Experts", Step3p7Shim),
     }
 )
 
