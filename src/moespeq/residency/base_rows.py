@@ -87,7 +87,7 @@ class BaseRows:
         ]
 
     def rows_of(self, records: Sequence[int], cache: SlotCache) -> list[int]:
-        """Where the bases of held records are: a record's row; NO_ROW where its base came with it; 0 where it has none."""
+        """Where the bases of held records are: a row, NO_ROW where it came with the record, 0 where none is needed."""
         rows = [max(self._rows[record], 0) for record in records]
         if not self._has_fronts:
             return rows
