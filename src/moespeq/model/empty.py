@@ -1,5 +1,5 @@
 """A model of a configuration without memory for its weights, by the class that writes text: transformers' causal one,
-else the one that reads images too; with a shim of ours where its family needs one.
+else, and where we let it, the one that reads images too; with a shim of ours where its family needs one.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from moespeq.model import shims
+from moespeq.model.vision import why_no_images
 
 __all__ = ["empty_model"]
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """On the device `meta`. Raises whatever a configuration breaks whose values do not fit together."""
-    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping and why_no_images(config) is not None
     auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, dtype=dtype)
