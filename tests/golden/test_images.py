@@ -22,6 +22,8 @@ from moespeq.model.images import ImagePrompt
 from moespeq.prepare import prepare_store
 
 NUM_SLOTS, NUM_TOKENS = 9, 12
+ALWAYS = ("qwen3_vl_moe", "gemma4")
+MANY = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.exact) for name in IMAGE_FAMILIES]
 # Rows of a chunk in which an image fits, and at whose end one would be cut.
 CUTTING = {"qwen3_vl_moe": 28, "qwen3_5_moe": 28, "gemma4": 80}
 BOTH_WAYS = {"gemma4": {"use_bidirectional_attention": "vision"}}  # as the published ones with experts
@@ -83,7 +85,11 @@ def _texts(store: Path, k: int) -> list[tuple[int, ...]]:
 def test_target_logits_equal_those_of_transformers(
     checkpoint: Path, store: Path, reference: PreTrainedModel, is_cut: bool
 ) -> None:
-    """float32, atol 1e-4: in one chunk, and in several of which none cuts an image."""
+    """float32, atol 1e-4: in one chunk, and in several of which none cuts an image.
+
+    The kernel of Qwen3.5's layers with a state takes 64 rows at once, so their sums depend on where chunks begin: 1e-3.
+    """
+    atol = 1e-3 if is_cut and reference.config.model_type == "qwen3_5_moe" else 1e-4
     rows = CUTTING[reference.config.model_type] if is_cut else 8192
     with _open(store, dtype=torch.float32, prefill_rows=rows) as engine:
         prompt = _ask(engine, png(1), png(2, 33, 50))
@@ -93,7 +99,7 @@ def test_target_logits_equal_those_of_transformers(
         expected = reference(**_inputs(reference, prompt)).logits[0]
     assert len(prompt) > rows or not is_cut
     assert (blind - expected).abs().max() > 1  # the images count
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("checkpoint", IMAGE_FAMILIES, indirect=True, scope="module")
@@ -110,7 +116,7 @@ def test_tokens_behind_images_are_those_of_transformers_generate(
     assert list(tokens) == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("checkpoint", IMAGE_FAMILIES, indirect=True, scope="module")
+@pytest.mark.parametrize("checkpoint", MANY, indirect=True, scope="module")
 def test_speculative_text_is_plain_text(checkpoint: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16; every number of drafted tokens is rejected once."""
     plain = _texts(store, 0)
@@ -120,7 +126,7 @@ def test_speculative_text_is_plain_text(checkpoint: Path, store: Path, monkeypat
     assert plain[0] != plain[1]
 
 
-@pytest.mark.parametrize("checkpoint", IMAGE_FAMILIES, indirect=True, scope="module")
+@pytest.mark.parametrize("checkpoint", MANY, indirect=True, scope="module")
 def test_another_image_of_the_same_size_is_another_prompt(checkpoint: Path, store: Path) -> None:
     """Equal tokens: what an engine kept of the first must not be used for the second."""
     rows = CUTTING[AutoConfig.from_pretrained(checkpoint).model_type]

@@ -151,7 +151,7 @@ class Engine:
         """The answer to a conversation of {"role", "content"}, by the model's chat template; see `encode_chat`."""
         return self.generate(self.encode_chat(messages), **sampling)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **rendering: Any) -> Prompt:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **rendering: Any) -> list[int] | ImagePrompt:
         """The prompt of a conversation. A content is text, or a list of parts: {"type": "text", "text"} and
         {"type": "image", "image"}, what `images.read` made of a file. `rendering`: as for `Tokenizer.encode_chat`.
         """

@@ -25,7 +25,7 @@ from moespeq.model.loading import one_line
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.model.vision import image_token_id, why_no_images
 
-__all__ = ["ImageReader", "why_no_images_in"]
+__all__ = ["ImageReader", "check_takes_images", "why_no_images_in"]
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _NUM_TOK = "num_soft_tokens_per_image"  # which is nothing to the model
@@ -38,6 +38,13 @@ def why_no_images_in(folder: Path, config: PreTrainedConfig) -> str | None:
     if not any((folder / name).is_file() for name in _SETTINGS):
         return f"it comes without {_SETTINGS[0]}"
     return None
+
+
+def check_takes_images(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise UsageError where the model of a folder takes no images."""
+    reason = why_no_images_in(folder, config)
+    if reason is not None:
+        raise UsageError(f"This {config.model_type} model takes no images: {reason}; leave them out.")
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,7 @@ class ImageReader:
 
     def check(self) -> None:
         """Raise UsageError where no images are taken."""
-        reason = why_no_images_in(self.folder, self.config)
-        if reason is not None:
-            raise UsageError(f"This {self.config.model_type} model takes no images: {reason}; leave them out.")
+        check_takes_images(self.folder, self.config)
 
     def read(self, data: bytes, what: str = "image") -> PreparedImage:
         """The image in the bytes of a file; `what` is what a person calls it. Raises UsageError or PromptError."""
