@@ -53,8 +53,9 @@ def open_image(data: bytes, what: str = "image") -> Image:
         raise PromptError(f"The {what} is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}; send one.") from error
     except Image.DecompressionBombError as error:
         raise PromptError(f"The {what} {_TOO_LARGE}") from error
-    except (OSError, ValueError, SyntaxError, EOFError, ArithmeticError, LookupError, TypeError, MemoryError) as error:
-        # what a decoder meets in a file that is cut, or was never whole
+    except PromptError:
+        raise
+    except Exception as error:  # A decoder raises whatever breaks first in a file that is cut, or was never whole.
         raise PromptError(f"The {what} is damaged and cannot be decoded; send it again.") from error
 
 

@@ -65,9 +65,9 @@ class ImageReader:
     def read(self, data: bytes, what: str = "image") -> PreparedImage:
         """The image in the bytes of a file; `what` is what a person calls it. Raises UsageError or PromptError."""
         self.check()
-        image = open_image(data, what)
+        image, processor, bounds = open_image(data, what), self._processor, self._bounds
         try:
-            found = self._processor(images=[image], return_tensors="pt", **self._bounds)
+            found = processor(images=[image], return_tensors="pt", **bounds)
         except Exception as error:  # what it makes of a picture's shape, say 1 x 300
             raise PromptError(
                 f"The model's processor refuses the {what} of {image.width} x {image.height} ({one_line(error)}); "

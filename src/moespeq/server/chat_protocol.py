@@ -57,7 +57,7 @@ class Message(Strict):
     """A turn of a conversation. What an answer of ours holds may be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Listed[TextPart | ImagePart] | None = None
+    content: str | Listed[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Listed[ToolCall] | None = None
