@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from moespeq.decode.engine import Engine
 from moespeq.demo.assets import MODEL_FOLDER
 from moespeq.server.app import create_app
-from moespeq.server.image_source import Fetch
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.service import Service
 from moespeq.server.worker import EngineWorker
@@ -52,7 +51,7 @@ def chat_model(folder: Path, template: str = _TEMPLATE) -> Path:
 
 @contextmanager
 def serve(
-    engine: Engine, *, max_waiting: int = 8, api_key: str | None = None, fetch_image: Fetch | None = None
+    engine: Engine, *, max_waiting: int = 8, api_key: str | None = None, **service_fields: Any
 ) -> Iterator[Client]:
     """A client of a service whose worker has `engine`, which stays open."""
     settled, clock = threading.Event(), MonotonicClock()
@@ -60,7 +59,7 @@ def serve(
         lambda: nullcontext(engine), max_waiting=max_waiting, clock=clock, on_state=lambda _: settled.set()
     )
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
-    service = Service(worker, metrics, clock, MODEL, api_key, fetch_image=fetch_image)
+    service = Service(worker, metrics, clock, MODEL, api_key, **service_fields)
     engine.show(service.history)
     worker.start()
     assert settled.wait(_WAIT_S)

@@ -22,6 +22,7 @@ from moespeq.errors import UsageError
 from moespeq.inspection import describe_model
 from moespeq.plan import Machine, plan_memory
 from moespeq.prepare import prepare_store
+from moespeq.server.image_source import ImageMemory
 from moespeq.store import Store
 from served import MODEL, Client, serve
 
@@ -116,6 +117,21 @@ def test_what_is_no_image_is_a_400_about_messages(
     assert answer.status_code == 400
     assert sentence in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "messages"
+
+
+def test_waiting_images_take_so_much_memory_and_give_it_back(engine: Engine) -> None:
+    image_bytes = engine.images.read(png(1)).num_bytes
+    memory = ImageMemory(most_bytes=image_bytes)
+    with serve(engine, image_memory=memory) as client:
+        given = {"model": MODEL, "messages": _by_url(_data(png(1))), "max_tokens": 1}
+        kept = engine.images.read(png(2))
+        memory.hold(kept)
+        full = client.post("/v1/chat/completions", **given)
+        assert (full.status_code, full.headers["Retry-After"]) == (429, "5")
+        assert "images of waiting requests take" in full.json()["error"]["message"]
+        del kept
+        assert memory.used_bytes == 0
+        assert client.post("/v1/chat/completions", **given).status_code == 200
 
 
 def test_an_image_by_address_is_fetched_where_that_is_allowed(engine: Engine) -> None:

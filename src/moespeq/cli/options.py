@@ -175,7 +175,8 @@ PrefillRows = Annotated[
     int | None,
     typer.Option(
         "--prefill-rows",
-        help="Prompt tokens that one pass takes, by default 8192; fewer need less workspace. `serve` takes 512.",
+        help="Prompt tokens that one pass takes, by default 8192; fewer need less workspace. `serve` takes 512. "
+        "An image is one pass.",
         rich_help_panel=MEMORY,
     ),
 ]

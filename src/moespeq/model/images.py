@@ -13,7 +13,7 @@ import torch
 __all__ = ["ImagePrompt", "PlacedImage", "PreparedImage"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
     """An image as a model's forward takes it.
 
@@ -25,6 +25,11 @@ class PreparedImage:
     written: str
     num_tok: int
     digest: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory that its tensors take."""
+        return sum(tensor.nbytes for tensor in self.inputs.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

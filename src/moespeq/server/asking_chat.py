@@ -40,7 +40,7 @@ def chat_prompt(
         raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
     if taken := sorted(engine.tokenizer.reserved_variables & set(variables)):
         raise FieldError(f"'{taken[0]}' is not the chat template's own; leave it out.", "chat_template_kwargs")
-    images = ImageSource(engine, service.fetch_image)
+    images = ImageSource(engine, service.fetch_image, service.image_memory)
     given, known = [message.for_template(images.read) for message in messages], [tool.for_template() for tool in tools]
     return engine.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, variables=variables)
 

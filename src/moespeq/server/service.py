@@ -25,7 +25,7 @@ from moespeq.server.feed import events_of, server_sent
 from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask, PromptEcho
 from moespeq.server.grammar import GrammarCompiler
 from moespeq.server.history import RoundHistory
-from moespeq.server.image_source import Fetch
+from moespeq.server.image_source import Fetch, ImageMemory
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.styles import Style
 from moespeq.server.worker import EngineWorker
@@ -82,6 +82,7 @@ class Service:
     api_key: str | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
     fetch_image: Fetch | None = None
+    image_memory: ImageMemory = field(default_factory=ImageMemory)
     history: RoundHistory = field(default_factory=RoundHistory)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
