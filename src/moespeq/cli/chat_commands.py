@@ -20,7 +20,7 @@ _HELP = (
     ("/help", "these lines"),
     ("/reset", "forget what was said; system message and settings stay"),
     ("/system [TEXT]", "system message from the next answer on; no TEXT: none"),
-    ("/image [PATH]", "ask the next question about an image too; no PATH: about none"),
+    ("/image [PATH]", "the next question is about it too; no PATH: about none"),
     ("/set [NAME=VALUE ...]", "sampling: temperature=0.7 or =default; alone, show it"),
     ("/stats", "what the last answer and all answers took"),
     ("/save FILE", "write the conversation as JSON"),
