@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engines import open_tight
 from image_families import make_reader, png
@@ -17,9 +18,11 @@ from moespeq.cli.main import run
 from moespeq.config import LoadOptions
 from moespeq.decode.conversation import Conversation
 from moespeq.decode.engine import Engine
+from moespeq.decode.hugging_face import speculative_model
 from moespeq.decode.planning import needs_of
 from moespeq.errors import UsageError
 from moespeq.inspection import describe_model
+from moespeq.model.images import ImagePrompt
 from moespeq.plan import Machine, plan_memory
 from moespeq.prepare import prepare_store
 from moespeq.server.image_source import ImageMemory
@@ -230,6 +233,15 @@ def test_run_refuses_images_of_a_model_that_sees_nothing(
     (tmp_path / "cat.png").write_bytes(png(1))
     assert _run(monkeypatch, "run", str(tiny_store), "-p", TEXT, "--image", f"{tmp_path}/cat.png") == 2
     assert "takes no images: it has no part that sees" in capsys.readouterr().err
+
+
+def test_generate_of_a_transformers_model_refuses_pixels_instead_of_ignoring_them(store: Path) -> None:
+    with open_tight(store, 9, ctx_size=320, prefill_rows=64) as engine:
+        prompt = engine.encode_chat(_parts(engine, png(1)))
+        assert isinstance(prompt, ImagePrompt)
+        inputs = dict(prompt.images[0].image.inputs)
+        with pytest.raises(UsageError, match=r"^generate takes no pixel_values here; give images to Engine\.chat"):
+            speculative_model(engine).generate(torch.tensor([list(prompt.tokens)]), max_new_tokens=2, **inputs)
 
 
 def test_info_says_whether_images_are_taken(store: Path, tiny_store: Path) -> None:
