@@ -78,13 +78,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tiny_config(family: str, **overrides: Any) -> Any:
-    """The family's config at test size; `overrides` win, in the text's part where there is one of images too."""
+def tiny_config(family: str, *, wrapper: dict[str, Any] | None = None, **overrides: Any) -> Any:
+    """The family's config at test size; `overrides` win, in the text's part where there is one of images too, and
+    `wrapper` in what is around both.
+    """
     if family in WRAPPED:
         config_class = type(AutoConfig.for_model(family))
         usual = config_class().vision_config
         vision = None if usual is None else {name: VISION[name] for name in VISION.keys() & usual.to_dict().keys()}
-        return config_class(text_config={**COMMON, **WRAPPED[family], **overrides}, vision_config=vision)
+        text = {**COMMON, **WRAPPED[family], **overrides}
+        return config_class(**{"text_config": text, "vision_config": vision, **(wrapper or {})})
     return AutoConfig.for_model(family, **{**COMMON, **SPECIFIC[family], **overrides})
 
 

@@ -50,14 +50,16 @@ def chat_model(folder: Path, template: str = _TEMPLATE) -> Path:
 
 
 @contextmanager
-def serve(engine: Engine, *, max_waiting: int = 8, api_key: str | None = None) -> Iterator[Client]:
+def serve(
+    engine: Engine, *, max_waiting: int = 8, api_key: str | None = None, **service_fields: Any
+) -> Iterator[Client]:
     """A client of a service whose worker has `engine`, which stays open."""
     settled, clock = threading.Event(), MonotonicClock()
     worker = EngineWorker(
         lambda: nullcontext(engine), max_waiting=max_waiting, clock=clock, on_state=lambda _: settled.set()
     )
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
-    service = Service(worker, metrics, clock, MODEL, api_key)
+    service = Service(worker, metrics, clock, MODEL, api_key, **service_fields)
     engine.show(service.history)
     worker.start()
     assert settled.wait(_WAIT_S)

@@ -10,6 +10,7 @@ from moespeq.decode.planning import needs_of
 from moespeq.errors import UsageError
 from moespeq.model.checkpoint_map import map_checkpoint
 from moespeq.model.graphs.suitable import passes_on_cuda
+from moespeq.model.image_reader import why_no_images_in
 from moespeq.model.loading import load_config
 from moespeq.nested import Layout
 from moespeq.plan import least_memory_bytes
@@ -54,6 +55,7 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "slot_bytes": needs.slot_bytes,
             "kv_bytes_per_tok": needs.shape.kv_bytes_per_tok,
             "passes_on_cuda": passes_on_cuda(load_config(store.model_folder)),
+            "images": _images(store.model_folder),
             "least_memory_bytes": _least_memory(store),
         }
 
@@ -80,6 +82,12 @@ def _least_memory(store: Store) -> dict[str, dict[str, dict[str, int]]]:
     }
 
 
+def _images(folder: Path) -> str:
+    """Whether prompts may hold images, for people."""
+    reason = why_no_images_in(folder, load_config(folder))
+    return "taken; prompts with them are prefilled eagerly" if reason is None else f"not taken: {reason}"
+
+
 def _describe_checkpoint(folder: Path) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
     mapped = map_checkpoint(checkpoint)
@@ -94,5 +102,6 @@ def _describe_checkpoint(folder: Path) -> dict[str, Any]:
         "size_bytes": checkpoint.size_bytes,
         "routed_experts_bytes": 2 * weights,
         "passes_on_cuda": passes_on_cuda(load_config(folder)),
+        "images": _images(folder),
         "next": f"moespeq prepare {folder}",
     }

@@ -19,6 +19,7 @@ __all__ = [
     "FinishReason",
     "ModelShape",
     "StepReport",
+    "VisionShape",
 ]
 
 
@@ -89,11 +90,21 @@ class HostFill:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionShape:
+    """What planning needs to know of the part of a model that sees. patches_per_tok: of an image, in the tower."""
+
+    hidden_size: int
+    intermediate_size: int
+    patches_per_tok: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """What planning and policy need to know of a model; made by `model.describe()`, free of torch.
 
     `matrices` maps a routed matrix's name to (out, in), the same for every expert of the model. state_bytes: what
-    layers without keys and values (linear attention, state space) remember at one position.
+    layers without keys and values (linear attention, state space) remember at one position. vision: of a model that
+    takes images.
     """
 
     model_type: str
@@ -107,6 +118,7 @@ class ModelShape:
     matrices: tuple[tuple[str, int, int], ...]
     kv_bytes_per_tok: int
     state_bytes: int = 0
+    vision: VisionShape | None = None
 
     @property
     def weights_per_expert(self) -> int:

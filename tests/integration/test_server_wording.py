@@ -17,7 +17,13 @@ from served import MODEL, PROMPT, Client, serve
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAID = [{"role": "user", "content": "Tom has 5 apples."}]
-IMAGE = {"type": "image_url", "image_url": {"url": "http://images.example/1"}}
+
+
+def _image(**fields: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": "data:image/png;base64,", **fields}}
+
+
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 
 
 def refusal(answer: Any, status: int = 400) -> dict[str, Any]:
@@ -77,9 +83,51 @@ def test_a_body_that_cannot_be_read_is_told_why(client: Client, content: bytes, 
         (CHAT, {"messages": [{"content": "a"}]}, "messages.0.role", "The field 'messages.0.role' is missing; add it."),
         (
             CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]}]},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, SOUND]}]},
             "messages.0.content.1.type",
-            "'messages.0.content.1.type' should be 'text', got \"image_url\"; correct it.",
+            "'messages.0.content.1.type' should be 'text' or 'image_url', got \"input_audio\"; correct it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 5}}]}]},
+            "messages.0.content.0.image_url.url",
+            "'messages.0.content.0.image_url.url' should be a valid string, got 5; correct it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "a"}]}]},
+            "messages.0.content.0.image_url",
+            "'messages.0.content.0.image_url' should be an object, got \"a\"; correct it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.image_url",
+            "The field 'messages.0.content.0.image_url' is missing; add it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            "messages.0.content.0.type",
+            "The field 'messages.0.content.0.type' is missing; add it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": 5}]}]},
+            "messages.0.content.0.type",
+            "'messages.0.content.0.type' should be 'text' or 'image_url', got \"5\"; correct it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages.0.content.0.text",
+            "'messages.0.content.0.text' should be a valid string, got 5; correct it.",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [_image(detail="high")]}]},
+            "messages.0.content.0.image_url.detail",
+            "'messages.0.content.0.image_url.detail' is not applied here; leave it out.",
         ),
     ],
 )

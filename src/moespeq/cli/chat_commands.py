@@ -11,6 +11,7 @@ from moespeq.cli.generation_text import rounds_text, speed_text
 from moespeq.config import format_count, nearest_name
 from moespeq.decode.conversation import SETTINGS, Conversation
 from moespeq.errors import UsageError
+from moespeq.model.image_file import read_image_file
 from moespeq.whole_file import write_whole
 
 __all__ = ["ChatCommands"]
@@ -19,6 +20,7 @@ _HELP = (
     ("/help", "these lines"),
     ("/reset", "forget what was said; system message and settings stay"),
     ("/system [TEXT]", "system message from the next answer on; no TEXT: none"),
+    ("/image [PATH]", "the next question is about it too; no PATH: about none"),
     ("/set [NAME=VALUE ...]", "sampling: temperature=0.7 or =default; alone, show it"),
     ("/stats", "what the last answer and all answers took"),
     ("/save FILE", "write the conversation as JSON"),
@@ -38,6 +40,7 @@ class ChatCommands:
             "/help": self._help,
             "/reset": self._reset,
             "/system": self._system,
+            "/image": self._image,
             "/set": self._set,
             "/stats": self._stats,
             "/save": self._save,
@@ -64,6 +67,13 @@ class ChatCommands:
     def _system(self, text: str) -> Iterator[str]:
         self._conversation.set_system(text)
         yield "The system message is set." if text else "There is no system message."
+
+    def _image(self, path: str) -> Iterator[str]:
+        if path:
+            self._conversation.attach(read_image_file(path), path)
+            yield "The next question is about this image too."
+        else:
+            yield f"{format_count(self._conversation.detach(), 'image')} taken back."
 
     def _set(self, argument: str) -> Iterator[str]:
         self._conversation.set(dict(_assignment(word) for word in argument.split()))

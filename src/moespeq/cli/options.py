@@ -20,6 +20,7 @@ __all__ = [
     "DeviceMemory",
     "HostMemory",
     "IgnoreEos",
+    "Images",
     "ItlBudget",
     "Json",
     "K",
@@ -67,6 +68,15 @@ Prompt = Annotated[
 ]
 Chat = Annotated[
     bool, typer.Option("--chat", help="Send the prompt through the model's chat template.", rich_help_panel=PROMPT)
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="PATH",
+        help="An image in front of the prompt, for models that take images; implies --chat; may be given again.",
+        rich_help_panel=PROMPT,
+    ),
 ]
 System = Annotated[str | None, typer.Option("--system", help="System message; implies --chat.", rich_help_panel=PROMPT)]
 Json = Annotated[
@@ -165,7 +175,8 @@ PrefillRows = Annotated[
     int | None,
     typer.Option(
         "--prefill-rows",
-        help="Prompt tokens that one pass takes, by default 8192; fewer need less workspace. `serve` takes 512.",
+        help="Prompt tokens that one pass takes, by default 8192; fewer need less workspace. `serve` takes 512. "
+        "An image is one pass.",
         rich_help_panel=MEMORY,
     ),
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moespeq.decode.engine import Engine
+    from moespeq.decode.engine import Engine, Prompt
 
-__all__ = ["read_prompt", "request_of"]
+__all__ = ["read_images", "read_prompt", "request_of"]
 
 
 def read_prompt(prompt: str) -> str:
@@ -20,9 +21,19 @@ def read_prompt(prompt: str) -> str:
     return text
 
 
-def request_of(engine: Engine, text: str, *, chat: bool, system: str | None) -> str | list[int]:
-    """The text, or the tokens of a conversation where a chat or a system message is asked for."""
-    if not chat and not system:
+def read_images(paths: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Files, behind what a person calls them. Raises PromptError where one cannot be read."""
+    from moespeq.model.image_file import read_image_file
+
+    return [(f"image {path}", read_image_file(path)) for path in paths]
+
+
+def request_of(
+    engine: Engine, text: str, *, chat: bool, system: str | None, images: Sequence[tuple[str, bytes]] = ()
+) -> Prompt:
+    """The text, or where a chat is asked for, the prompt of one, with the images in front of the text."""
+    if not chat:
         return text
-    messages = [{"role": "system", "content": system}] if system else []
-    return engine.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    parts = [{"type": "image", "image": engine.images.read(data, what)} for what, data in images]
+    return engine.encode_chat([*messages, {"role": "user", "content": [*parts, {"type": "text", "text": text}]}])

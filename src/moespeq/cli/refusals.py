@@ -7,7 +7,7 @@ Decides nothing of its own: it asks those who would refuse later, with what is t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["refuse_at_once", "refuse_early"]
@@ -23,10 +23,18 @@ def refuse_at_once(model: str | None, loading: Mapping[str, Any]) -> None:
         local_folder(model)
 
 
-def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, Any], *, chat: str | None) -> None:
+def refuse_early(
+    model: str,
+    loading: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    *,
+    chat: str | None,
+    images: Sequence[tuple[str, bytes]] = (),
+) -> None:
     """Raise what loading `model` with these options, or asking it like this, would raise. Raises MoespeqError.
 
-    chat: where the model's chat template is needed, the system message, "" for none.
+    chat: where the model's chat template is needed, the system message, "" for none; images: files, behind
+    what a person calls them.
     """
     from moespeq.config import LoadOptions
     from moespeq.decode.params import SamplingParams
@@ -38,10 +46,18 @@ def refuse_early(model: str, loading: Mapping[str, Any], sampling: Mapping[str, 
 
     LoadOptions.from_mapping({**loading, "device": choose_device(loading["device"])})
     folder = resolve_small_files(model)
+    config = load_config(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the request itself warns again
-        defaults = load_generation_config(folder, load_config(folder))
+        defaults = load_generation_config(folder, config)
         SamplingParams.from_generation_config(defaults, **sampling)
+    if images:
+        from moespeq.model.image_file import open_image
+        from moespeq.model.image_reader import check_takes_images
+
+        check_takes_images(folder, config)
+        for what, data in images:
+            open_image(data, what)
     if chat is not None:
         tokenizer = Tokenizer.load(folder)
         if tokenizer is None:

@@ -21,6 +21,7 @@ def command(
     *,
     chat: options.Chat = False,
     system: options.System = None,
+    image: options.Images = None,
     max_new_tokens: options.MaxNewTokens = None,
     min_new_tokens: options.MinNewTokens = None,
     temperature: options.Temperature = None,
@@ -65,7 +66,7 @@ def command(
     """
     from moespeq.cli.console import err, print_json, progress_bar, start_torch, text_stream
     from moespeq.cli.generation_text import rounds_text, speed_text
-    from moespeq.cli.prompts import read_prompt, request_of
+    from moespeq.cli.prompts import read_images, read_prompt, request_of
     from moespeq.cli.refusals import refuse_at_once, refuse_early
     from moespeq.config import format_count
 
@@ -99,15 +100,16 @@ def command(
         "ignore_eos": ignore_eos or None,
     }
     refuse_at_once(model, loading)
-    text = read_prompt(prompt)
+    text, images = read_prompt(prompt), read_images(image or [])
     start_torch()
     from moespeq.api import load
 
-    refuse_early(model, loading, sampling, chat=(system or "") if chat or system else None)
+    has_chat = chat or bool(system or images)
+    refuse_early(model, loading, sampling, chat=(system or "") if has_chat else None, images=images)
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)
     with engine:
-        stream = engine.stream(request_of(engine, text, chat=chat, system=system), **sampling)
+        stream = engine.stream(request_of(engine, text, chat=has_chat, system=system, images=images), **sampling)
         was_interrupted = _show(stream, text_stream(has_json=json))
         stats = stream.result.stats
         if json:

@@ -47,6 +47,27 @@ def command(
             "--cors", metavar="ORIGIN", help="Let pages of this origin ask from a browser, * all; may be given again."
         ),
     ] = None,
+    image_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image-host",
+            metavar="HOST",
+            help="Fetch images that requests name by an address of this host; * is every public one; may be given "
+            "again. By default images come as data URLs only.",
+        ),
+    ] = None,
+    image_limit: Annotated[
+        str, typer.Option("--image-limit", metavar="SIZE", help="The most that is fetched of one image.")
+    ] = "8MiB",
+    image_timeout: Annotated[
+        int, typer.Option("--image-timeout", min=1, metavar="S", help="Seconds that fetching an image may take.")
+    ] = 10,
+    prefill_rows: Annotated[
+        int,
+        typer.Option(
+            "--prefill-rows", min=1, help="Prompt tokens that one pass takes, and the most that an image may take."
+        ),
+    ] = _PREFILL_ROWS,
     k: options.K = "auto",
     k_min: options.KMin = 0,
     itl_budget: options.ItlBudget = None,
@@ -69,6 +90,7 @@ def command(
     """
     from moespeq.cli.console import err, print_json, progress_bar, replies, start_torch
     from moespeq.cli.refusals import refuse_at_once
+    from moespeq.config import parse_bytes
     from moespeq.server.listening import listen
 
     loading: dict[str, Any] = {
@@ -84,14 +106,16 @@ def command(
         "host_memory": host_memory,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
-        "prefill_rows": _PREFILL_ROWS,
+        "prefill_rows": prefill_rows,
         "prefix_cache": prefix_cache,
     }
     refuse_at_once(model, loading)
+    most_image_bytes = parse_bytes(image_limit)
     listening = listen(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     start_torch()
     from moespeq.api import load
+    from moespeq.server.image_fetch import ImageFetcher
     from moespeq.server.metrics import ServerMetrics
     from moespeq.server.service import LoadProgress, Service
     from moespeq.server.serving import HttpServer
@@ -116,7 +140,9 @@ def command(
 
     worker = EngineWorker(open_engine, max_waiting=max_waiting, clock=clock, on_state=hear)
     metrics = ServerMetrics(lambda: worker.num_running, lambda: worker.num_waiting)
-    service = Service(worker, metrics, clock, served_model_name or model, api_key, progress)
+    fetch = ImageFetcher(image_host or (), most_bytes=most_image_bytes, timeout_s=image_timeout, clock=clock)
+    name = served_model_name or model
+    service = Service(worker, metrics, clock, name, api_key, progress, fetch if image_host else None)
     server = HttpServer(service, grace_s=grace, cors_origins=cors or ())
     err.print(f"loading {service.model_name}; {url}/ shows how far")
     server.run(listening)

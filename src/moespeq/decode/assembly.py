@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from moespeq.config import LoadOptions
-from moespeq.decode.engine import Engine, EngineParts
+from moespeq.decode.engine import Engine
+from moespeq.decode.engine_parts import EngineParts
 from moespeq.decode.failures import give_memory_back
 from moespeq.decode.link_meter import LinkMeter
 from moespeq.decode.loop import SpeculativeLoop
@@ -18,9 +19,10 @@ from moespeq.decode.planning import plan_of
 from moespeq.decode.prefix_cache import PrefixCache
 from moespeq.decode.tier import Tier, governor_for, residency_options
 from moespeq.decode.tier_cpu import cpu_tier
+from moespeq.model.image_reader import ImageReader
 from moespeq.model.loading import load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
-from moespeq.plan import MemoryPlan
+from moespeq.plan import MemoryPlan, most_image_tok
 from moespeq.progress import Meter, ProgressSink
 from moespeq.store import Store
 from moespeq.transfer import MonotonicClock
@@ -104,6 +106,9 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
         prefixes=prefixes,
     )
 
+    tokenizer = Tokenizer.load(store.model_folder)
+    most_tok = most_image_tok(options, tier.plan.context_tok)
+
     def close() -> None:
         tier.close()
         store.close()
@@ -120,7 +125,8 @@ def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch
             facts=tier.facts,
             host_fill=tier.host_fill,
             clock=clock,
-            tokenizer=Tokenizer.load(store.model_folder),
+            tokenizer=tokenizer,
+            images=None if tokenizer is None else ImageReader(config, store.model_folder, tokenizer, most_tok),
             generation_config=load_generation_config(store.model_folder, config),
             vocab_size=config.get_text_config().vocab_size,
             close=close,

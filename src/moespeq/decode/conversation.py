@@ -78,15 +78,20 @@ class Conversation:
         self._engine = engine
         self._settings: dict[str, Any] = {}
         self._system = system
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
+        self._waiting: list[dict[str, Any]] = []  # images of the next question
         self.totals = ConversationTotals()
         self.last: GenerationStats | None = None
         self.used_tok = 0
         self.set(sampling)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The system message, if there is one, then questions and answers in turn."""
+    def messages(self) -> list[dict[str, Any]]:
+        """The system message, if there is one, then questions and answers in turn; an image by its name alone."""
+        return [_told(message) for message in self._asked]
+
+    @property
+    def _asked(self) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self._turns]
 
@@ -117,25 +122,39 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget what was said; system message and settings stay."""
-        self._turns, self.used_tok = [], 0
+        self._turns, self._waiting, self.used_tok = [], [], 0
+
+    def attach(self, data: bytes, name: str) -> None:
+        """Ask the next question about the image in a file's bytes too. Raises UsageError, changing nothing."""
+        image = self._engine.images.read(data, f"image {name}")
+        self._waiting.append({"type": "image", "image": image, "name": name})
+
+    def detach(self) -> int:
+        """Ask the next question about no image; returns how many were attached."""
+        count, self._waiting = len(self._waiting), []
+        return count
 
     def ask(self, text: str) -> GenerationStream:
         """The answer to `text` behind all that was kept. Raises UsageError or PromptError."""
-        question = {"role": "user", "content": text}
-        tokens = self._engine.tokenizer.encode_chat([*self.messages, question])
-        if len(tokens) >= self.context_tok:
+        prompt = self._engine.encode_chat([*self._asked, self._question(text)])
+        if len(prompt) >= self.context_tok:
             raise PromptError(
-                f"Conversation and question have {len(tokens)} tokens, and the context {self.context_tok}, one for the "
+                f"Conversation and question have {len(prompt)} tokens, and the context {self.context_tok}, one for the "
                 "answer; /reset makes room, as does a larger --ctx-size, or ask something shorter."
             )
         sampling = {"max_new_tokens": self._longest_answer_tok, **self._settings}
-        return self._engine.stream(tokens, reuse="history", **sampling)
+        return self._engine.stream(prompt, reuse="history", **sampling)
 
     def keep(self, text: str, result: GenerationResult) -> None:
         """Remember a question and its answer, a cancelled one as far as it got."""
-        self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
+        self._turns += [self._question(text), {"role": "assistant", "content": result.text}]
+        self.detach()
         self.totals, self.last = self.totals.plus(result), result.stats
         self.used_tok = result.stats.prompt_tok + len(result.tokens)
+
+    def _question(self, text: str) -> dict[str, Any]:
+        parts = [*self._waiting, {"type": "text", "text": text}]
+        return {"role": "user", "content": parts if self._waiting else text}
 
     @property
     def _longest_answer_tok(self) -> int | None:
@@ -146,3 +165,11 @@ class Conversation:
     def _params(self, settings: Mapping[str, Any]) -> SamplingParams:
         given = {"max_new_tokens": self._longest_answer_tok, **settings}
         return self._engine.sampling_params(**given)
+
+
+def _told(message: dict[str, Any]) -> dict[str, Any]:
+    """Without pixels."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [{name: value for name, value in part.items() if name != "image"} for part in message["content"]]
+    return {**message, "content": parts}

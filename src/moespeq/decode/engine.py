@@ -8,67 +8,45 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from moespeq.config import LoadOptions, nearest_name
+from moespeq.decode.engine_parts import EngineParts
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.generation import Generation, GenerationResult, TokenSink
 from moespeq.decode.interrupts import InterruptShield
 from moespeq.decode.live_tokens import Reuse, check_reuse
 from moespeq.decode.logprobs import TokenLogprob, token_logprobs
-from moespeq.decode.loop import Observer, SpeculativeLoop
+from moespeq.decode.observer import Observer
 from moespeq.decode.params import SamplingParams, end_token_ids
 from moespeq.decode.prompt import Prompt, prompt_tokens
+from moespeq.decode.prompt_rows import PromptRows
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.spectator import Spectator
 from moespeq.decode.stream import GenerationStream
 from moespeq.decode.text import text_stream
 from moespeq.errors import UsageError
-from moespeq.model.runner import Runner
+from moespeq.model.chat_prompt import chat_prompt
+from moespeq.model.image_reader import ImageReader
+from moespeq.model.images import ImagePrompt
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan
-from moespeq.ports import Clock
-from moespeq.residency import Residency
 from moespeq.store import Manifest
 from moespeq.types import HostFill
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-__all__ = ["Engine", "EngineParts", "Prompt"]
+__all__ = ["Engine", "Prompt"]
 
 _CLOSED = "The engine is closed; load it again."
 _BUSY = "The engine is generating already, one sequence at a time; finish or close that one first."
 _RETUNABLE = ("k", "prefetch", "lookahead_tok", "eviction", "link_bytes_per_s")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What assembly puts together. close: releases threads, files and memory; called once.
-
-    retune: goes on with other options that take no memory; facts: how the passes run, for people.
-    """
-
-    options: LoadOptions
-    manifest: Manifest
-    plan: MemoryPlan
-    runner: Runner
-    loop: SpeculativeLoop
-    residency: Residency
-    retune: Callable[[LoadOptions], None]
-    facts: Mapping[str, str]
-    host_fill: Callable[[], HostFill]
-    clock: Clock
-    tokenizer: Tokenizer | None
-    generation_config: GenerationConfig
-    vocab_size: int
-    close: Callable[[], None]
 
 
 class Engine:
@@ -122,6 +100,15 @@ class Engine:
         return self._parts.tokenizer
 
     @property
+    def images(self) -> ImageReader:
+        """Reads images for prompts. Raises UsageError where the model takes none."""
+        reader = self._parts.images
+        if reader is None:
+            raise UsageError("This checkpoint has no tokenizer, which prompts with images need; leave them out.")
+        reader.check()
+        return reader
+
+    @property
     def generation_config(self) -> GenerationConfig:
         """The checkpoint's own defaults."""
         return self._parts.generation_config
@@ -160,9 +147,15 @@ class Engine:
             pass
         return stream.result
 
-    def chat(self, messages: Sequence[dict[str, str]], **sampling: Any) -> GenerationResult:
-        """The answer to a conversation of {"role", "content"}, by the model's chat template."""
-        return self.generate(self.tokenizer.encode_chat(messages), **sampling)
+    def chat(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> GenerationResult:
+        """The answer to a conversation of {"role", "content"}, by the model's chat template; see `encode_chat`."""
+        return self.generate(self.encode_chat(messages), **sampling)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **rendering: Any) -> list[int] | ImagePrompt:
+        """The prompt of a conversation. A content is text, or a list of parts: {"type": "text", "text"} and
+        {"type": "image", "image"}, what `images.read` made of a file. `rendering`: as for `Tokenizer.encode_chat`.
+        """
+        return chat_prompt(self.tokenizer, self._parts.images, messages, **rendering)
 
     def stream(
         self,
@@ -187,26 +180,28 @@ class Engine:
             params = self.sampling_params(**sampling)
         else:
             params = SamplingParams.from_generation_config(generation_config, **sampling)
-        tokens = self.encode(prompt)
-        limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(tokens))
+        rows = self._rows_of(prompt)
+        if observer is not None and rows.images:
+            raise UsageError("Nobody looks on while a prompt with images is answered; leave the images out.")
+        limit_tok = min(params.max_new_tokens, self.plan.context_tok - len(rows))
         sink = sink or text_stream(self._parts.tokenizer, params.stop, hidden=params.ends)
-        return self._start(tokens, params, sink, limit_tok, choice_index, observer, reuse)
+        return self._start(rows, params, sink, limit_tok, choice_index, observer, reuse)
 
     def prompt_logits(self, prompt: Prompt) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V], by one prefill."""
-        tokens, shield = self.encode(prompt), InterruptShield()
+        rows, shield = self._rows_of(prompt), InterruptShield()
         with self._claim(None), cleaned_up(self._parts.loop), shield:
-            logits = self._parts.loop.prompt_logits(tokens)
+            logits = self._parts.loop.prompt_logits(rows)
         shield.raise_pending()
         return logits
 
     def prompt_logprobs(self, prompt: Prompt, *, num_top: int = 0) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of all tokens of `prompt` but the first, by one prefill; `num_top` others beside each."""
-        tokens, shield = self.encode(prompt), InterruptShield()
+        rows, shield = self._rows_of(prompt), InterruptShield()
         scored: list[TokenLogprob] = []
         with self._claim(None), cleaned_up(self._parts.loop), shield:
-            for logits in self._parts.loop.prompt_logit_chunks(tokens):
-                following = tokens[len(scored) + 1 :][: len(logits)]
+            for logits in self._parts.loop.prompt_logit_chunks(rows):
+                following = rows.tokens[len(scored) + 1 :][: len(logits)]
                 scored += token_logprobs(logits[: len(following)], following, num_top)
         shield.raise_pending()
         return tuple(scored)
@@ -252,6 +247,13 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _rows_of(self, prompt: Prompt) -> PromptRows:
+        tokens = self.encode(prompt)
+        if not isinstance(prompt, ImagePrompt):
+            return PromptRows(tokens)
+        self.images.check_lengths(prompt)
+        return PromptRows(tokens, prompt.images)
+
     @contextmanager
     def _claim(self, stream: weakref.ref[GenerationStream] | None) -> Iterator[None]:
         """Claim the engine for one generation. Raises UsageError when it is closed or busy."""
@@ -270,7 +272,7 @@ class Engine:
 
     def _start(
         self,
-        tokens: list[int],
+        rows: PromptRows,
         params: SamplingParams,
         sink: TokenSink,
         limit_tok: int,
@@ -280,12 +282,12 @@ class Engine:
     ) -> GenerationStream:
         parts, cancelled = self._parts, threading.Event()
         device = torch.device(parts.runner.device)
-        sampler = Sampler(params, parts.vocab_size, tokens, device, choice_index=choice_index)
+        sampler = Sampler(params, parts.vocab_size, rows.tokens, device, choice_index=choice_index)
         generation = Generation(
             parts.loop,
             parts.residency,
             parts.clock,
-            tokens,
+            rows,
             sampler,
             sink,
             limit_tok=limit_tok,

@@ -14,7 +14,9 @@ from moespeq.decode.accept import Accepted, cut
 from moespeq.decode.failures import cleaned_up
 from moespeq.decode.live_tokens import Reuse
 from moespeq.decode.logprobs import TokenLogprob
-from moespeq.decode.loop import Observer, SpeculativeLoop
+from moespeq.decode.loop import SpeculativeLoop
+from moespeq.decode.observer import Observer
+from moespeq.decode.prompt_rows import PromptRows
 from moespeq.decode.sampling import Sampler
 from moespeq.decode.statistics import GenerationStats, summarize
 from moespeq.decode.text import StreamDelta
@@ -79,7 +81,7 @@ class Generation:
         loop: SpeculativeLoop,
         residency: Residency,
         clock: Clock,
-        prompt: Sequence[int],
+        prompt: PromptRows,
         sampler: Sampler,
         sink: TokenSink,
         *,

@@ -41,6 +41,7 @@ _APPLIED_BY_US = (
     TopPLogitsWarper,
 )
 _OUR_OWN_OFF = {"min_new_tokens": 0, "min_p": 0.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0}
+_NOT_TAKEN = ("pixel_values", "pixel_values_videos", "input_features")
 _NOT_RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -138,6 +139,9 @@ def _check_supported(input_ids: torch.Tensor, config: GenerationConfig, model_kw
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise UsageError("inputs_embeds are not supported by speculative decoding; give input_ids.")
+    seen = [name for name in _NOT_TAKEN if model_kwargs.get(name) is not None]
+    if seen:
+        raise UsageError(f"generate takes no {seen[0]} here; give images to Engine.chat, by way of Engine.images.")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.bool().all()):
         raise UsageError("The prompt has masked (padding) tokens; give it without padding.")

@@ -9,7 +9,6 @@ position..position+k, verify rewrites them, and the next round begins where the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import torch
 
@@ -17,36 +16,19 @@ from moespeq.decode.accept import Accepted
 from moespeq.decode.link_meter import LinkMeter, LinkUse
 from moespeq.decode.live_tokens import LiveTokens, Reuse
 from moespeq.decode.measures import PrefillMeasures, RoundMeasures, report_of
+from moespeq.decode.observer import Observer
 from moespeq.decode.prefix_cache import PrefixCache
+from moespeq.decode.prompt_rows import PromptRows
 from moespeq.decode.sampling import DraftToken, Sampler, drafted_tokens
 from moespeq.decode.spectator import PassSeen, Spectator
 from moespeq.decode.statistics import RouteFidelity
 from moespeq.decode.timeline import RoundTimes
-from moespeq.model.runner import OnLayer, Runner
+from moespeq.model.passes import OnLayer, Runner
 from moespeq.ports import Clock
 from moespeq.residency import Governor, PassKind, Residency
 from moespeq.types import StepReport
 
-__all__ = ["Observer", "SpeculativeLoop"]
-
-
-class Observer(Protocol):
-    """Looks on while one text is generated. Without one, nothing is kept for it."""
-
-    def hear_prompt(self, resident: Sequence[Sequence[int]]) -> None:
-        """The prompt is in the cache; [layer]: the experts that have slots now."""
-        ...
-
-    def hear_commit(self, position: int, routes: Sequence[Sequence[Sequence[int]]], times: RoundTimes) -> None:
-        """Rows from `position` on are committed; the target's routes, [layer][row][K], and when the round was."""
-        ...
-
-    def follow(self, loop: SpeculativeLoop, sampler: Sampler, tokens: Sequence[int]) -> Iterator[None]:
-        """Passes of its own over the finished text, the prompt and `tokens`, each of which ends at a yield.
-
-        All keys and values but the last token's are there, and the target's; a round may go on from it.
-        """
-        ...
+__all__ = ["SpeculativeLoop"]
 
 
 class SpeculativeLoop:
@@ -90,7 +72,7 @@ class SpeculativeLoop:
         return self._runner
 
     def prefill(
-        self, prompt: Sequence[int], observer: Observer | None = None, *, reuse: Reuse = "nothing"
+        self, prompt: PromptRows, observer: Observer | None = None, *, reuse: Reuse = "nothing"
     ) -> Iterator[None]:
         """Prefill what of `prompt` the cache lacks; yields between two chunks, where it may be closed. `first` follows.
 
@@ -99,13 +81,13 @@ class SpeculativeLoop:
         self._round, self.fidelity, self._observer = RoundMeasures(), RouteFidelity(), observer
         self._link.measure()  # what happened between two texts is nobody's
         begun = self._begun = PrefillMeasures(self._clock.now_s(), self._residency.counters())
-        place = self.reused_tok = self._reuse(prompt, reuse)
-        for begun.logits in self._prefill(prompt[place:], start=place, num_logits=1):
-            self._live.add_prefilled(prompt[place : place + self._prefill_rows])
+        self._runner.begin_text(prompt.tokens, prompt.images)
+        self.reused_tok = self._reuse(prompt, reuse)
+        for begun.logits, known in self._prefill(prompt, start=self.reused_tok, num_logits=1):
+            self._live.add_prefilled(known)
             if reuse == "prompt" and not self._rotation:
                 self._prefixes.keep(self._live.chunked)
-            place = len(self._live)
-            if place < len(prompt):
+            if len(self._live) < len(prompt):
                 yield
         if observer is not None:
             observer.hear_prompt(self._resident())
@@ -120,19 +102,20 @@ class SpeculativeLoop:
         self._tell_spectator(begun.at_s, report, link, is_prefill=True)
         return sampler.accept(begun.logits, self._position + 1, []), report
 
-    def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
+    def prompt_logits(self, prompt: PromptRows) -> torch.Tensor:
         """The target's logits after every token of `prompt`, [n, V]."""
         return torch.cat(list(self.prompt_logit_chunks(prompt)))
 
-    def prompt_logit_chunks(self, prompt: Sequence[int]) -> Iterator[torch.Tensor]:
+    def prompt_logit_chunks(self, prompt: PromptRows) -> Iterator[torch.Tensor]:
         """The same chunk by chunk, each valid until the next."""
         self._live.cut(0)
         self._rotation = self._runner.rotation_of(len(prompt))
-        return self._prefill(prompt, num_logits=0)
+        self._runner.begin_text(prompt.tokens, prompt.images)
+        return (logits for logits, _ in self._prefill(prompt, num_logits=0))
 
     def look_ahead(self, tokens: Sequence[int], start: int, on_ahead: OnLayer) -> Iterator[None]:
         """Prefill `tokens` from position `start` on, chunk by chunk, for what routers say one layer early."""
-        for _ in self._prefill(tokens, start=start, num_logits=1, on_ahead=on_ahead):
+        for _ in self._prefill(PromptRows(tokens, first=start), start=start, num_logits=1, on_ahead=on_ahead):
             yield
 
     def propose(self, sampler: Sampler, limit_tok: int) -> Accepted:
@@ -196,17 +179,18 @@ class SpeculativeLoop:
         self._observer = None
         self._residency.cancel()
 
-    def _reuse(self, prompt: Sequence[int], reuse: Reuse) -> int:
+    def _reuse(self, prompt: PromptRows, reuse: Reuse) -> int:
         """Make the front of `prompt` live that needs no prefill; returns its length."""
-        live_tok, rotation = self._live.reusable_tok(prompt, reuse), self._runner.rotation_of(len(prompt))
+        rotation = self._runner.rotation_of(len(prompt))
+        live_tok = prompt.uncut(self._live.reusable_tok(prompt.known, reuse))
         if rotation != self._rotation or not self._runner.can_resume(live_tok):
             live_tok = 0
         self._live.cut(live_tok)
         self._rotation = rotation  # keys that others left for a prefix have the first
         if reuse != "prompt" or rotation:
             return live_tok
-        reused_tok = self._prefixes.restore(prompt, live_tok)
-        self._live.add_prefilled(prompt[live_tok:reused_tok])
+        reused_tok = self._prefixes.restore(prompt.known, live_tok)
+        self._live.add_prefilled(prompt.known[live_tok:reused_tok])
         return reused_tok
 
     def _turn_keys(self) -> None:
@@ -215,30 +199,38 @@ class SpeculativeLoop:
         if rotation != self._rotation:
             tokens, self._rotation = self._live.tokens, rotation
             self._live.cut(0)
-            list(self._prefill(tokens, num_logits=1, text_tok=self._position + 1))
+            list(self._prefill(PromptRows(tokens), num_logits=1, text_tok=self._position + 1))
             self._live.add_prefilled(tokens)
 
     def _prefill(
         self,
-        prompt: Sequence[int],
+        prompt: PromptRows,
         *,
         num_logits: int,
         start: int = 0,
         on_ahead: OnLayer | None = None,
         text_tok: int | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Logits of the last `num_logits` rows of each chunk (0: all); the text may go on behind `prompt`."""
-        text_tok = text_tok or start + len(prompt)
-        for offset in range(0, len(prompt), self._prefill_rows):
-            chunk, place = prompt[offset : offset + self._prefill_rows], start + offset
+    ) -> Iterator[tuple[torch.Tensor, Sequence[int]]]:
+        """From `start` on: logits of the last `num_logits` rows of each chunk (0: all), and what its rows are known by.
+        The text may go on behind `prompt`.
+        """
+        text_tok = text_tok or prompt.end
+        for chunk in prompt.chunks(start, self._prefill_rows):
             self._residency.begin_pass(PassKind.PREFILL)
-            if len(chunk) >= self._stream_from_rows:
+            if len(chunk.tokens) >= self._stream_from_rows:
                 self._residency.expect_all()
             elif self._residency.looks_ahead:
-                self._runner.foresee(chunk, place, self._residency.expect)
-            logits = self._runner.prefill(chunk, place, num_logits=num_logits, on_ahead=on_ahead, text_tok=text_tok)
+                self._runner.foresee(chunk.tokens, chunk.start, self._residency.expect)
+            logits = self._runner.prefill(
+                chunk.tokens,
+                chunk.start,
+                num_logits=num_logits,
+                images=chunk.images,
+                on_ahead=on_ahead,
+                text_tok=text_tok,
+            )
             self._residency.end_pass(1)
-            yield logits
+            yield logits, chunk.known
 
     def _resident(self) -> list[list[int]]:
         """[layer]: the experts in slots."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moespeq.config import format_at_least
 from moespeq.decode.prefix_chunks import PrefixChunks
-from moespeq.model.runner import Runner
+from moespeq.model.passes import Runner
 
 __all__ = ["Allocate", "PrefixCache"]
 

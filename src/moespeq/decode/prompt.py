@@ -1,4 +1,6 @@
-"""What a prompt may be, and its tokens: text, whole numbers, or a 1-D integer tensor. Everything else is refused."""
+"""What a prompt may be, and its tokens: text, whole numbers, a 1-D integer tensor, or tokens with images. Everything
+else is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from moespeq.errors import PromptError, PromptLengthError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moespeq.model.images import ImagePrompt
+
 __all__ = ["Prompt", "prompt_tokens", "refuse_empty"]
 
-Prompt = Union[str, Sequence[int], "Tensor"]
+Prompt = Union[str, Sequence[int], "Tensor", "ImagePrompt"]
 
 
 def refuse_empty(prompt: Sized) -> None:
@@ -41,9 +45,13 @@ def prompt_tokens(
     return tokens
 
 
-def _whole_numbers(prompt: Sequence[int] | Tensor) -> list[int]:
+def _whole_numbers(prompt: Sequence[int] | Tensor | ImagePrompt) -> list[int]:
     from torch import Tensor  # here, for a text is refused before torch is there
 
+    from moespeq.model.images import ImagePrompt
+
+    if isinstance(prompt, ImagePrompt):
+        prompt = prompt.tokens
     if isinstance(prompt, Tensor):
         if prompt.dim() != 1:
             raise PromptError(

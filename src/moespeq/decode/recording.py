@@ -33,7 +33,7 @@ from moespeq.decode.timeline import RoundTimes
 from moespeq.decode.trace_header import header_of, rounds_of
 from moespeq.errors import UsageError
 from moespeq.model.families import why_not_traced
-from moespeq.model.runner import Runner
+from moespeq.model.passes import Runner
 from moespeq.replay import RoutingTrace, TracePosition
 from moespeq.replay.routing_trace import Routes
 

@@ -1,7 +1,7 @@
 """Somebody who hears of every pass of an engine, whatever text it is of: what a live view is made from.
 
-An observer (decode/loop) looks into one text and costs time; a spectator gets what was measured anyway. It is called on
-the engine's thread, between two passes, so whatever it does is time of the engine's: microseconds, or text comes later.
+An observer looks into one text and costs time; a spectator gets what was measured anyway. It is called on the engine's
+thread, between two passes, so whatever it does is time of the engine's: microseconds, or text comes later.
 """
 
 from __future__ import annotations

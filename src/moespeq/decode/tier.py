@@ -12,7 +12,7 @@ import torch
 
 from moespeq.config import LoadOptions
 from moespeq.decode.prefix_cache import Allocate
-from moespeq.model.runner import Runner
+from moespeq.model.passes import Runner
 from moespeq.plan import DepthLimits, MemoryPlan
 from moespeq.ports import Clock, Mover
 from moespeq.progress import Meter

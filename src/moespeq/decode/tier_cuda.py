@@ -34,7 +34,8 @@ from moespeq.model.graphs.runner import GraphRunner
 from moespeq.model.graphs.suitable import activation_of, why_not_graphs
 from moespeq.model.graphs.wave_products import DeviceExperts, Release, WaveProducts
 from moespeq.model.loading import load_config, load_without_experts
-from moespeq.model.runner import EagerRunner, Runner
+from moespeq.model.passes import Runner
+from moespeq.model.runner import EagerRunner
 from moespeq.model.weights import BaseBank, ExpertWeights
 from moespeq.nested import Layout
 from moespeq.plan import MemoryPlan, cuda_scratch_bytes

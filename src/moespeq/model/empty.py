@@ -1,5 +1,5 @@
 """A model of a configuration without memory for its weights, by the class that writes text: transformers' causal one,
-else the one that reads images too; with a shim of ours where its family needs one.
+else, and where we let it, the one that reads images too; with a shim of ours where its family needs one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from moespeq.errors import UnsupportedModelError
 from moespeq.model import shims
+from moespeq.model.vision import why_no_images
 
 __all__ = ["empty_model"]
 
@@ -17,7 +18,7 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -
     """On the device `meta`. Raises UnsupportedModelError for a text that transformers has no class for, and whatever a
     configuration breaks whose values do not fit together.
     """
-    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping and why_no_images(config) is not None
     auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
     if type(config) not in auto._model_mapping:
         raise UnsupportedModelError(

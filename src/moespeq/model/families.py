@@ -1,7 +1,8 @@
 """The families of mixture-of-experts models that moespeq takes, and what their code does that no configuration says.
 
 A family is here when the tests of tests/families.py hold for it: stored and exported bit for bit, logits equal to
-transformers' own, speculative text equal to plain text. One line here and a tiny configuration there add one.
+transformers' own, speculative text equal to plain text. One line here and a tiny configuration there add one. Those
+whose images are taken too are in a table of their own, tested in tests/golden/test_images.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "MaskForm", "describe_families", "tell_families", "why_not_traced"]
+__all__ = [
+    "FAMILIES",
+    "REFUSED",
+    "VISION",
+    "Family",
+    "MaskForm",
+    "Vision",
+    "describe_families",
+    "tell_families",
+    "why_not_traced",
+]
 
 
 class MaskForm(Enum):
@@ -99,6 +110,33 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     }
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """processor: transformers' image processor that needs Pillow alone. before, after: settings of config.json that
+    name the tokens around an image where no chat template writes them. merged: the setting of the tower that says how
+    many patches, squared, become a token.
+    """
+
+    processor: str
+    merged: str = "spatial_merge_size"
+    before: str | None = None
+    after: str | None = None
+
+
+_QWEN = Vision("Qwen2VLImageProcessorPil")
+
+VISION: Mapping[str, Vision] = MappingProxyType(
+    {
+        "gemma4": Vision(
+            "Gemma4ImageProcessorPil", merged="pooling_kernel_size", before="boi_token_id", after="eoi_token_id"
+        ),
+        "qwen3_5_moe": _QWEN,
+        "qwen3_vl_moe": _QWEN,
+    }
+)
+"""By the model_type around the text's."""
+
 _NO_INTERFACE = "its code computes experts by itself, not through transformers' experts interface"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
@@ -119,9 +157,14 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def describe_families() -> list[dict[str, str | bool | None]]:
-    """Every family with routed experts by name: whether it is taken, and why not."""
+    """Every family with routed experts by name: whether it is taken, with images, and why not."""
     return [
-        {"name": name, "supported": name in FAMILIES or f"{name}_text" in FAMILIES, "reason": REFUSED.get(name)}
+        {
+            "name": name,
+            "supported": name in FAMILIES or f"{name}_text" in FAMILIES,
+            "images": name in VISION,
+            "reason": REFUSED.get(name),
+        }
         for name in sorted({name.removesuffix("_text") for name in (*FAMILIES, *REFUSED)})
     ]
 
@@ -132,8 +175,9 @@ def tell_families() -> list[tuple[str, str]]:
     for entry in sorted(describe_families(), key=lambda entry: not entry["supported"]):
         name = str(entry["name"])
         family = FAMILIES.get(name) or FAMILIES.get(f"{name}_text")
-        is_shimmed = family is not None and family.has_shim
-        told.append((name, str(entry["reason"] or ("supported, with a shim of ours" if is_shimmed else "supported"))))
+        notes = [", with a shim of ours"] if family is not None and family.has_shim else []
+        notes += [", with images"] if entry["images"] else []
+        told.append((name, str(entry["reason"] or "".join(["supported", *notes]))))
     return told
 
 

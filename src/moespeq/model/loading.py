@@ -15,6 +15,7 @@ from moespeq.model import experts, quantizer
 from moespeq.model.cache_size import CacheSize, cache_size
 from moespeq.model.empty import empty_model
 from moespeq.model.one_piece import move_in_one_piece
+from moespeq.model.vision import describe_vision
 from moespeq.types import ModelShape
 
 __all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
@@ -155,4 +156,5 @@ def describe(
         matrices=tuple(matrices),
         kv_bytes_per_tok=size.kv_bytes,
         state_bytes=size.state_bytes,
+        vision=describe_vision(config),
     )

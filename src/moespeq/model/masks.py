@@ -34,13 +34,19 @@ class MaskBuilder:
         self._only_type = _SLIDING[0] if self._form is MaskForm.WINDOWED else _FULL
         self._columns = torch.zeros(0, dtype=torch.long, device=device)
 
-    def build(self, positions: torch.Tensor, bucket: int) -> torch.Tensor | Mapping[str, torch.Tensor | None]:
-        """`positions` [T] is the last position each row may see; the mask is [1, 1, T, B] in the model's dtype."""
+    def build(
+        self, positions: torch.Tensor, bucket: int, *, ahead: torch.Tensor | None = None
+    ) -> torch.Tensor | Mapping[str, torch.Tensor | None]:
+        """`positions` [T] is the last position each row may see; the mask is [1, 1, T, B] in the model's dtype.
+
+        ahead: [T], the same for layers with a window, where a row sees on to there.
+        """
         if self._form is not MaskForm.BY_LAYER_TYPE:
             return self._mask(positions, bucket, self._only_type)
-        full = self._mask(positions, bucket, _FULL)
+        full, last = self._mask(positions, bucket, _FULL), positions if ahead is None else ahead
         masks = {
-            name: full if self._reach(name) is None else self._mask(positions, bucket, name) for name in self._types
+            name: full if self._reach(name) is None else self._mask(positions, bucket, name, last=last)
+            for name in self._types
         }
         return masks | dict.fromkeys(_WITHOUT_MASK)
 
@@ -57,11 +63,13 @@ class MaskBuilder:
             return self._window
         return self._chunk if layer_type == _CHUNKED else None
 
-    def _mask(self, positions: torch.Tensor, bucket: int, layer_type: str) -> torch.Tensor:
+    def _mask(
+        self, positions: torch.Tensor, bucket: int, layer_type: str, *, last: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self._columns.numel() != bucket:
             self._columns = torch.arange(bucket, device=self._device)
         rows, reach = positions[:, None], self._reach(layer_type)
-        hidden = self._columns > rows  # [T, B]
+        hidden = self._columns > (rows if last is None else last[:, None])  # [T, B]
         if reach is not None:
             hidden |= self._columns < (rows // reach * reach if layer_type == _CHUNKED else rows - reach + 1)
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)

@@ -9,148 +9,30 @@ Padded rows (past the k + 1 live ones) repeat the last live token and see what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from moespeq.buckets import LengthBuckets
-from moespeq.errors import UsageError
 from moespeq.kernels import ExpertMath
 from moespeq.model.caches import new_cache
 from moespeq.model.experts import DraftExperts, Experts, ExpertsSwitch, TargetExperts, tag
 from moespeq.model.families import FAMILIES
+from moespeq.model.images import PlacedImage
 from moespeq.model.masks import MaskBuilder
 from moespeq.model.one_layer_ahead import OneLayerAhead
+from moespeq.model.one_stream import OneStream
+from moespeq.model.passes import Choose, GoesOn, OnLayer, OnStep
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.recurrent import RecurrentStates
 from moespeq.model.rotation import rope_switch_lengths
+from moespeq.model.row_positions import RowPositions
+from moespeq.model.vision import sees_whole_images
 
-__all__ = [
-    "ROW_TILE",
-    "Choose",
-    "EagerRunner",
-    "GoesOn",
-    "OnLayer",
-    "OnStep",
-    "OneStream",
-    "Runner",
-    "max_k",
-]
+__all__ = ["ROW_TILE", "EagerRunner", "max_k"]
 
 ROW_TILE = 16  # rows of every expert product in verify; a one-row engine (on_demand) multiplies one
-
-Choose = Callable[[torch.Tensor, int], torch.Tensor]
-"""(logits [1, V], step) -> the drafted token, int64 [1], on the logits' device and with no need to wait for it."""
-GoesOn = Callable[[], bool]
-"""Whether another token is to be drafted behind the one just chosen."""
-OnStep = Callable[[int, Sequence[Sequence[int]]], None]
-"""(step, the experts of each MoE layer): one draft step's routes are known."""
-OnLayer = Callable[[int, Sequence[Sequence[int]]], None]
-"""(MoE layer, the experts of each live row): the target's true routes of a layer are known."""
-
-
-class Runner(Protocol):
-    """The three passes. One sequence at a time, one engine thread."""
-
-    model: PreTrainedModel
-    context_tok: int
-    rows: int
-    device: torch.device
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes the key/value cache takes so far."""
-        ...
-
-    def kv_rows(self, begin: int, end: int) -> list[tuple[torch.Tensor, ...]]:
-        """Of each layer, views of the keys and values at positions `begin` to `end`, [1, heads, T, D], to be copied
-        from and to on the passes' stream; none before the first pass.
-        """
-        ...
-
-    def max_k(self, position: int) -> int:
-        """The longest draft a round at `position` may have."""
-        ...
-
-    @property
-    def foresees(self) -> bool:
-        """Whether `foresee` has something to say."""
-        ...
-
-    def foresee(self, tokens: Sequence[int], start: int, on_layer: OnLayer) -> None:
-        """The draft's routes of a prompt's rows from `start` on, or of the first of them; `prefill` must follow."""
-        ...
-
-    def rotation_of(self, text_tok: int) -> int:
-        """Which of the model's rotations turns the keys of a text of so many tokens; 0 where there is one alone."""
-        ...
-
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        *,
-        num_logits: int,
-        on_ahead: OnLayer | None = None,
-        text_tok: int | None = None,
-    ) -> torch.Tensor:
-        """Rows `start`.. of the prompt; returns the logits of the last `num_logits` rows (0: of all), [n, V].
-
-        on_ahead: hears what each layer but the first would do with the input of the layer before it, see OneLayerAhead.
-        text_tok: of the whole text, whose rotation these rows take; by default it ends with them.
-        """
-        ...
-
-    def draft(
-        self,
-        token: int,
-        position: int,
-        num_steps: int,
-        choose: Choose,
-        on_step: OnStep,
-        *,
-        num_chosen: int | None = None,
-        goes_on: GoesOn | None = None,
-    ) -> None:
-        """`num_steps` draft steps from `token` at `position`; `choose` gives the first `num_chosen` steps' tokens, by
-        default those of all but the last. `goes_on`, asked behind each chosen token but the last, may say that it was:
-        then one step more tells its routes. A device waits for the host at each of these questions.
-
-        `on_step` hears of every step in order, at the latest before this returns.
-        """
-        ...
-
-    def verify(self, tokens: Sequence[int], position: int, on_layer: OnLayer | None) -> torch.Tensor:
-        """The last committed token and the k drafted ones, from `position`; returns logits [k + 1, V]."""
-        ...
-
-    def can_resume(self, position: int) -> bool:
-        """Whether a prefill may begin at `position` of the sequence there is; at 0 always."""
-        ...
-
-    def forget(self) -> None:
-        """Clear keys and values, which a failed pass may have left as NaN: masked, they would still spoil a product."""
-        ...
-
-
-class OneStream:
-    """The stream an engine was loaded under; on a CPU there are none.
-
-    Events and fences lie on it: work on another one would overtake copies without anybody seeing it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-    def check(self) -> None:
-        """Raise UsageError under another one."""
-        if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
-            raise UsageError(
-                "This engine was loaded under another CUDA stream than the current one; generate under the same stream."
-            )
 
 
 class EagerRunner:
@@ -170,6 +52,7 @@ class EagerRunner:
         self._states = RecurrentStates(rows, continues=FAMILIES[config.model_type].continues)
         self._cache = new_cache(model, length_tok, self.device, self._states)
         self._masks = MaskBuilder(config, model.dtype, self.device)
+        self._positions, self._sees_whole_images = RowPositions(model), sees_whole_images(model.config)
         self._switch = ExpertsSwitch()
         tag([module for _, module in experts_modules(model)], self._switch)
 
@@ -202,12 +85,16 @@ class EagerRunner:
     def rotation_of(self, text_tok: int) -> int:
         return sum(length < text_tok for length in self._switch_lengths)
 
+    def begin_text(self, tokens: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        self._positions.begin(tokens, images)
+
     def prefill(
         self,
         tokens: Sequence[int],
         start: int,
         *,
         num_logits: int,
+        images: Sequence[PlacedImage] = (),
         on_ahead: OnLayer | None = None,
         text_tok: int | None = None,
     ) -> torch.Tensor:
@@ -219,7 +106,8 @@ class EagerRunner:
         ids = torch.tensor(tokens, device=self.device)
         experts = self._target if on_ahead is None else self._heard(on_ahead)
         if text_tok is None or self.rotation_of(text_tok) == self.rotation_of(end):
-            return self._forward(ids, start, places, experts, bucket=bucket, num_logits=num_logits)
+            return self._forward(ids, start, places, experts, bucket=bucket, num_logits=num_logits, images=images)
+        assert not images, "a model that changes its rotation takes none"
         # The model chooses by the last position of a pass: a padded row has the text's.
         ids, places = torch.cat([ids, ids[-1:]]), torch.cat([places, places.new_tensor([text_tok - 1])])
         num_logits = num_logits + 1 if num_logits else 0
@@ -270,6 +158,7 @@ class EagerRunner:
         *,
         bucket: int | None = None,
         num_logits: int = 0,
+        images: Sequence[PlacedImage] = (),
     ) -> torch.Tensor:
         """`ids`, `places` [T]: each row's token and position; rows are written at start..start+T-1."""
         if bucket is None:
@@ -278,14 +167,29 @@ class EagerRunner:
         with self._switch.using(experts), torch.inference_mode():
             output = self.model(
                 input_ids=ids[None],
-                position_ids=places[None],
-                attention_mask=self._masks.build(places, bucket),
+                position_ids=self._positions.of(places),
+                attention_mask=self._masks.build(places, bucket, ahead=self._ahead(places, start, images)),
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=num_logits,
+                **self._pixels(images),
             )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _pixels(self, images: Sequence[PlacedImage]) -> dict[str, torch.Tensor]:
+        """What the forward takes of `images`, by its names."""
+        names = images[0].image.inputs if images else ()
+        return {name: torch.cat([one.image.inputs[name] for one in images]).to(self.device) for name in names}
+
+    def _ahead(self, places: torch.Tensor, start: int, images: Sequence[PlacedImage]) -> torch.Tensor | None:
+        """[T]: how far each row sees in layers with a window, where those of an image see all of it."""
+        if not (images and self._sees_whole_images):
+            return None
+        ahead = places.clone()
+        for placed in images:
+            ahead[placed.begin - start : placed.end - start] = placed.end - 1
+        return ahead
 
     def _heard(self, on_ahead: OnLayer) -> Experts:
         """The target's experts, their inputs heard."""

@@ -89,6 +89,11 @@ class Tokenizer:
         options = inspect.signature(self._tokenizer.apply_chat_template).parameters
         return frozenset(options) - {"documents", "kwargs"} | {"self", "messages"}
 
+    def token(self, token_id: int) -> str:
+        """How a token is written."""
+        text: str = self._tokenizer.convert_ids_to_tokens(token_id)
+        return text
+
     @property
     def special_tokens(self) -> Sequence[str]:
         """Tokens that `decode` leaves out unless told otherwise, as they are written."""
@@ -117,8 +122,22 @@ class Tokenizer:
     ) -> list[int]:
         """Tokens of a conversation by the model's chat template, ready for the assistant's answer.
 
-        most_tok: as for `encode`. variables: those that this model's template knows beside messages and tools; none of
-        `reserved_variables`, with which a stranger could bring a template of his own.
+        most_tok: as for `encode`. tools, variables: as for `render_chat`.
+        """
+        text = self.render_chat(messages, tools=tools, variables=variables)
+        return self._encode(text, add_special_tokens=False, most_tok=most_tok)
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The same as text. A content is text, or a list of parts where the template takes those.
+
+        variables: those that this model's template knows beside messages and tools; none of `reserved_variables`, with
+        which a stranger could bring a template of his own.
         """
         given = variables or {}
         assert self.reserved_variables.isdisjoint(given), "the caller refuses these in his own words"
@@ -131,7 +150,7 @@ class Tokenizer:
             )
         except Exception as error:  # A template is a program: it may raise anything about the messages.
             raise UsageError(f"The chat template refuses these messages ({one_line(error)}); change them.") from error
-        return self._encode(text, add_special_tokens=False, most_tok=most_tok)
+        return text
 
     def _encode(self, text: str, *, add_special_tokens: bool, most_tok: int | None) -> list[int]:
         if most_tok is not None and len(text) > most_tok * self.longest_token_chars:
@@ -163,8 +182,14 @@ def _check_messages(messages: object) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise UsageError(f"A chat needs a list of at least one message, got {messages!r:.60}.")
     for index, message in enumerate(messages):
-        is_message = isinstance(message, Mapping) and all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        )
-        if not is_message:
+        is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not (is_message and (isinstance(message.get("content"), str) or _are_parts(message.get("content")))):
             raise UsageError(f"Message {index} of the chat needs a 'role' and a 'content' that are text.")
+
+
+def _are_parts(content: object) -> bool:
+    """Whether it is what a template takes beside text."""
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and (part.get("type") == "image" or isinstance(part.get("text"), str))
+        for part in content
+    )

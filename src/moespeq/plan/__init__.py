@@ -10,7 +10,7 @@ from moespeq.plan.memory import (
     least_memory_bytes,
     plan_memory,
 )
-from moespeq.plan.workspace import Figure, cuda_scratch_bytes
+from moespeq.plan.workspace import Figure, cuda_scratch_bytes, most_image_tok
 
 __all__ = [
     "DEFAULT_CONTEXT_TOK",
@@ -22,6 +22,7 @@ __all__ = [
     "MemoryPlan",
     "cuda_scratch_bytes",
     "least_memory_bytes",
+    "most_image_tok",
     "plan_memory",
     "resolve_options",
 ]

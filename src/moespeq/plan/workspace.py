@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from moespeq.buckets import PROMPT_ROWS, LengthBuckets
 from moespeq.config import LoadOptions, format_bytes
-from moespeq.types import ModelShape
+from moespeq.types import ModelShape, VisionShape
 
-__all__ = ["Figure", "cuda_scratch_bytes", "workspace"]
+__all__ = ["Figure", "cuda_scratch_bytes", "most_image_tok", "workspace"]
 
 _BF16_BYTES, _FLOAT_BYTES = 2, 4
 _ACTIVATION_COPIES = 8  # [T, H] tensors alive at once in a decoder layer's forward
 _LOGIT_COPIES = 2  # float32 [R, V] alive at once while a round is accepted
+_VISION_COPIES = 8  # [patches, hidden] tensors alive at once in a layer of the tower, and the pixels
+_MOST_IMAGE_TOK = 2048
 _SCRATCH_COPIES = 4  # bf16 copies of one expert while its record is decoded
 _PLAIN_SCRATCH_COPIES = 8  # while a GPU decodes it into a plain record, whose places and indices are wide integers
 _EAGER_SCRATCH_COPIES = 2  # on a GPU without graphs: the next is decoded while the last is held
@@ -54,8 +56,23 @@ def workspace(shape: ModelShape, options: LoadOptions, context_tok: int) -> tupl
             f"scores of {shape.vocab_size} tokens for each of {options.row_bucket} rows of a round",
         ),
         _scratch(shape, options),
+        *_vision(shape.vision, most_image_tok(options, context_tok)),
     )
     return figures + _cuda_workspace(shape, options, context_tok, rows) if options.device == "cuda" else figures
+
+
+def most_image_tok(options: LoadOptions, context_tok: int) -> int:
+    """The most tokens of one image: a chunk of a prompt holds it whole, and the context more than it."""
+    return min(options.prefill_rows, context_tok // 2, _MOST_IMAGE_TOK)
+
+
+def _vision(shape: VisionShape | None, image_tok: int) -> tuple[Figure, ...]:
+    """What an image takes while the tower looks at it, of a model that has one; its weights are dense ones."""
+    if shape is None:
+        return ()
+    num_patches = image_tok * shape.patches_per_tok
+    num_bytes = num_patches * (_VISION_COPIES * shape.hidden_size + 2 * shape.intermediate_size) * _BF16_BYTES
+    return (Figure("image", num_bytes, f"of up to {image_tok} tokens, {num_patches} patches, in a layer that sees"),)
 
 
 def cuda_scratch_bytes(expert_bytes: int) -> int:

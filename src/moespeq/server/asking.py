@@ -12,6 +12,7 @@ from typing import Any
 
 from moespeq.decode.engine import Engine
 from moespeq.errors import PromptError, PromptLengthError, UsageError
+from moespeq.model.images import ImagePrompt
 from moespeq.server.failures import FieldError, about
 from moespeq.server.generating import GenerationTask, check_sampling
 from moespeq.server.protocol import CompletionRequest, GenerationRequest
@@ -102,7 +103,7 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _ids(engine: Engine, prompt: str | list[int]) -> str | list[int]:
+def _ids(engine: Engine, prompt: str | list[int] | ImagePrompt) -> str | list[int] | ImagePrompt:
     """A text's tokens; an empty one is the engine's to refuse."""
     if isinstance(prompt, str) and prompt:
         return engine.tokenizer.encode(prompt, most_tok=engine.plan.context_tok)
@@ -113,7 +114,7 @@ def _text(engine: Engine, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt, skip_special_tokens=False)
 
 
-def checked_prompt(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:
+def checked_prompt(engine: Engine, prompt: str | list[int] | ImagePrompt) -> tuple[int, ...]:
     """The tokens of `prompt`. Raises PromptError where the engine would refuse them."""
     try:
         return tuple(engine.encode(_ids(engine, prompt)))

@@ -11,6 +11,7 @@ from typing import Any
 from moespeq.decode.engine import Engine
 from moespeq.decode.text import TextStream
 from moespeq.errors import UsageError
+from moespeq.model.images import ImagePrompt
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.server.answer_format import AnswerFormat, format_of
 from moespeq.server.answer_reader import AnswerReader
@@ -20,23 +21,28 @@ from moespeq.server.chat_protocol import ChatRequest, Message, Tool
 from moespeq.server.failures import FieldError, about
 from moespeq.server.generating import GenerationTask
 from moespeq.server.grammar import Grammar, schema_of
+from moespeq.server.image_source import ImageSource
 from moespeq.server.protocol import ResponseFormat
 from moespeq.server.service import Service
 from moespeq.server.styles import ChatStyle
 
-__all__ = ["ask_chat", "chat_tokens"]
+__all__ = ["ask_chat", "chat_prompt"]
 
 
-def chat_tokens(engine: Engine, messages: list[Message], tools: list[Tool], variables: dict[str, Any]) -> list[int]:
-    """The prompt of a conversation. Raises UsageError for what the template refuses, where there is none, and where
-    the context cannot hold it.
+def chat_prompt(
+    service: Service, messages: list[Message], tools: list[Tool], variables: dict[str, Any]
+) -> list[int] | ImagePrompt:
+    """The prompt of a conversation. Raises UsageError for what the template refuses, where there is none, for images
+    that are none, and where the context cannot hold it.
     """
+    engine = service.worker.engine
     if not engine.tokenizer.has_chat_template:
         raise UsageError("This model has no chat template; send a 'prompt' to /v1/completions in place of 'messages'.")
     if taken := sorted(engine.tokenizer.reserved_variables & set(variables)):
         raise FieldError(f"'{taken[0]}' is not the chat template's own; leave it out.", "chat_template_kwargs")
-    given, known = [message.for_template() for message in messages], [tool.for_template() for tool in tools]
-    return engine.tokenizer.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, variables=variables)
+    images = ImageSource(engine, service.fetch_image, service.image_memory)
+    given, known = [message.for_template(images.read) for message in messages], [tool.for_template() for tool in tools]
+    return engine.encode_chat(given, tools=known, most_tok=engine.plan.context_tok, variables=variables)
 
 
 def ask_chat(service: Service, request: ChatRequest) -> Asked:
@@ -45,9 +51,11 @@ def ask_chat(service: Service, request: ChatRequest) -> Asked:
     if request.top_logprobs is not None and not request.logprobs:
         raise FieldError("top_logprobs says how many, and logprobs whether; set logprobs to true.", "top_logprobs")
     with about("messages"):
-        prompt = checked_prompt(engine, chat_tokens(engine, request.messages, tools, request.chat_template_kwargs))
+        given = chat_prompt(service, request.messages, tools, request.chat_template_kwargs)
+        tokens = checked_prompt(engine, given)
+        prompt = given if isinstance(given, ImagePrompt) else tokens
     with about("tools"):
-        written = format_of(engine.tokenizer, prompt, has_tools=bool(tools))
+        written = format_of(engine.tokenizer, tokens, has_tools=bool(tools))
     limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     sampling = sampling_of(engine, request, _most_tokens(engine, request, len(prompt)), limit_name=limit_name)
     grammar = _grammar(service, request, tools, written)

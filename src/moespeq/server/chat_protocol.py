@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from moespeq.errors import UsageError
+from moespeq.model.images import PreparedImage
 from moespeq.server.failures import FieldError
 from moespeq.server.protocol import GenerationRequest, Listed, Strict, only
 
@@ -16,10 +18,24 @@ __all__ = ["ChatRequest", "Message", "TokenizeRequest", "Tool", "ToolChoice"]
 
 
 class TextPart(Strict):
-    """A part of a message; we take text alone."""
+    """A part of a message."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Strict):
+    """url: a data URL, or where the server fetches images, an address."""
+
+    url: str
+    detail: Annotated[Any, only("auto")] = None
+
+
+class ImagePart(Strict):
+    """An image between the text of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
 
 
 class CalledFunction(Strict):
@@ -41,7 +57,7 @@ class Message(Strict):
     """A turn of a conversation. What an answer of ours holds may be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Listed[TextPart] | None = None
+    content: str | Listed[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Listed[ToolCall] | None = None
@@ -51,13 +67,20 @@ class Message(Strict):
     audio: Annotated[Any, only(None)] = None
     function_call: Annotated[Any, only(None)] = None
 
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates take it: the arguments of calls are values. Raises UsageError where there is no content."""
+    def for_template(self, read: Callable[[str], PreparedImage]) -> dict[str, Any]:
+        """As `Engine.encode_chat` takes it: the arguments of calls are values, and URLs are `read`. Raises UsageError
+        where there is no content.
+        """
         if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise UsageError(f"A message of role '{self.role}' has no content; give it one, even an empty one.")
-        parts = self.content or ""
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        given: dict[str, Any] = {"role": self.role, "content": content}
+        given: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        if isinstance(self.content, list):
+            given["content"] = [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": "image", "image": read(part.image_url.url)}
+                for part in self.content
+            ]
         for name in ("name", "reasoning_content", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 given[name] = value

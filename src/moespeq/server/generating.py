@@ -16,6 +16,7 @@ from typing import Any
 from moespeq.decode.engine import Engine
 from moespeq.decode.generation import TokenSink
 from moespeq.decode.logprobs import TokenLogprob
+from moespeq.model.images import ImagePrompt
 from moespeq.ports import Clock
 from moespeq.server.grammar import Grammar
 from moespeq.server.metrics import ServerMetrics
@@ -64,7 +65,7 @@ class GenerationTask:
     num_top: log-probabilities of what is given back and generated, and of so many others beside each; None: none.
     """
 
-    prompts: tuple[Sequence[int], ...]
+    prompts: tuple[Sequence[int] | ImagePrompt, ...]
     sampling: dict[str, Any] | None
     n: int = 1
     echo: bool = False
@@ -125,7 +126,7 @@ class GenerationTask:
 class _Echo:
     """One prompt, scored when the first of its answers begins with it."""
 
-    def __init__(self, task: GenerationTask, prompt: Sequence[int]) -> None:
+    def __init__(self, task: GenerationTask, prompt: Sequence[int] | ImagePrompt) -> None:
         self.prompt, self._num_top = prompt, task.num_top
         self._scores: tuple[TokenLogprob, ...] | None = None
 

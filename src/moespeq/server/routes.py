@@ -11,8 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from moespeq import __version__
 from moespeq.decode.engine import Engine
 from moespeq.errors import UsageError
+from moespeq.model.images import ImagePrompt
 from moespeq.server.asking import Asked, ask_completion
-from moespeq.server.asking_chat import ask_chat, chat_tokens
+from moespeq.server.asking_chat import ask_chat, chat_prompt
 from moespeq.server.bodies import beside_the_loop, body_of
 from moespeq.server.chat_protocol import ChatRequest, TokenizeRequest
 from moespeq.server.failures import COME_BACK_S, FieldError, about
@@ -85,7 +86,7 @@ def model_routes(service: Service) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: Text) -> dict[str, Any]:
-        tokens = await beside_the_loop(_tokens, service.worker.engine, body)
+        tokens = await beside_the_loop(_tokens, service, body)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.worker.engine.plan.context_tok}
 
     @routes.post("/detokenize")
@@ -105,12 +106,14 @@ def _model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def _tokens(engine: Engine, body: TokenizeRequest) -> list[int]:
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    engine = service.worker.engine
     if (body.prompt is None) == (body.messages is None):
         raise UsageError("Give either a 'prompt' or 'messages' to tokenize.")
     if body.messages is not None:
         with about("messages"):
-            return chat_tokens(engine, body.messages, body.tools or [], body.chat_template_kwargs)
+            prompt = chat_prompt(service, body.messages, body.tools or [], body.chat_template_kwargs)
+            return list(prompt.tokens) if isinstance(prompt, ImagePrompt) else prompt
     with about("prompt"):
         return engine.tokenizer.encode(
             body.prompt or "", add_special_tokens=body.add_special_tokens, most_tok=engine.plan.context_tok

@@ -25,6 +25,7 @@ from moespeq.server.feed import events_of, server_sent
 from moespeq.server.generating import ChoiceEnd, ChoicePiece, Event, GenerationTask, PromptEcho
 from moespeq.server.grammar import GrammarCompiler
 from moespeq.server.history import RoundHistory
+from moespeq.server.image_source import Fetch, ImageMemory
 from moespeq.server.metrics import ServerMetrics
 from moespeq.server.styles import Style
 from moespeq.server.worker import EngineWorker
@@ -72,7 +73,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Service:
-    """One served model. api_key: None lets everybody ask."""
+    """One served model. api_key: None lets everybody ask; fetch_image: None lets nobody send images by address."""
 
     worker: EngineWorker[Engine]
     metrics: ServerMetrics
@@ -80,6 +81,8 @@ class Service:
     model_name: str
     api_key: str | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
+    fetch_image: Fetch | None = None
+    image_memory: ImageMemory = field(default_factory=ImageMemory)
     history: RoundHistory = field(default_factory=RoundHistory)
     created_s: int = field(default_factory=lambda: int(time.time()))
 

@@ -15,6 +15,7 @@ __all__ = ["in_api_words", "invalid", "no_json", "no_such_path", "wrong_method"]
 _SHOWN_CHARS = 60
 _NAMING = ("missing", "extra_forbidden")  # errors whose last name is a field's, and no alternative's
 _WANTED = "Input should be "
+_OF_A_KIND = ("union_tag_invalid", "union_tag_not_found")  # errors about a field that says what an object is
 _OBJECTS = ("model_type", "dict_type")  # which pydantic calls by names of ours
 _OF_ITS_LENGTH = {
     "too_short": "is empty; it needs at least {min_length} item",
@@ -36,6 +37,8 @@ def invalid(errors: Sequence[Any], given: Any) -> tuple[str, str | None]:
     if not deepest:
         return "The body is no JSON object; send one.", None
     meant = [error for error, path in zip(errors, paths, strict=True) if path == deepest]
+    if meant[0]["type"] in _OF_A_KIND:
+        deepest = [*deepest, meant[0]["ctx"]["discriminator"].strip("'")]
     field = ".".join(deepest)
     return _about(field, meant), field
 
@@ -43,7 +46,10 @@ def invalid(errors: Sequence[Any], given: Any) -> tuple[str, str | None]:
 def _about(field: str, errors: Sequence[Any]) -> str:
     """One sentence of all that may be wrong with one field."""
     first = errors[0]
-    if first["type"] == "missing":
+    if first["type"] == "union_tag_invalid":
+        kinds, kind = first["ctx"]["expected_tags"].replace(", ", " or "), _shown(first["ctx"]["tag"])
+        return f"'{field}' should be {kinds}, got {kind}; correct it."
+    if first["type"] in ("missing", "union_tag_not_found"):
         return f"The field '{field}' is missing; add it."
     if first["type"] == "extra_forbidden":
         return f"The field '{field}' is not known here; leave it out."

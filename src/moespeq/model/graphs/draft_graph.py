@@ -18,7 +18,7 @@ from torch import Tensor
 from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import LayerExperts
-from moespeq.model.runner import Choose, GoesOn, OnStep
+from moespeq.model.passes import Choose, GoesOn, OnStep
 
 __all__ = ["DraftGraphs"]
 

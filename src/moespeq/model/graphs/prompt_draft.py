@@ -21,7 +21,7 @@ from moespeq.model.graphs.compiled import eager_layers
 from moespeq.model.graphs.forward import Forward
 from moespeq.model.graphs.static_pass import LayerExperts
 from moespeq.model.graphs.static_rows import StaticRows
-from moespeq.model.runner import OnLayer
+from moespeq.model.passes import OnLayer
 
 __all__ = ["PromptDraft"]
 

@@ -23,8 +23,11 @@ from moespeq.model.graphs.prompt_pieces import PromptPieces
 from moespeq.model.graphs.static_pass import LayerExperts, StaticPass
 from moespeq.model.graphs.verify_pieces import VerifyPieces
 from moespeq.model.graphs.wave_products import WaveProducts
+from moespeq.model.images import PlacedImage
 from moespeq.model.one_layer_ahead import OneLayerAhead
-from moespeq.model.runner import Choose, GoesOn, OneStream, OnLayer, OnStep, max_k
+from moespeq.model.one_stream import OneStream
+from moespeq.model.passes import Choose, GoesOn, OnLayer, OnStep
+from moespeq.model.runner import max_k
 
 __all__ = ["GraphRunner"]
 
@@ -148,12 +151,16 @@ class GraphRunner:
     def rotation_of(self, text_tok: int) -> int:
         return 0  # a model that changes it runs eagerly
 
+    def begin_text(self, tokens: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        assert not images, "a model that takes images runs eagerly"
+
     def prefill(
         self,
         tokens: Sequence[int],
         start: int,
         *,
         num_logits: int,
+        images: Sequence[PlacedImage] = (),
         on_ahead: OnLayer | None = None,
         text_tok: int | None = None,
     ) -> Tensor:

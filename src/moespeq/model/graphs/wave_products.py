@@ -24,7 +24,7 @@ from moespeq.kernels.geometry import ExpertGeometry
 from moespeq.kernels.verify import verify_experts
 from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
 from moespeq.model.graphs.capture import GraphPool
-from moespeq.model.runner import OnLayer
+from moespeq.model.passes import OnLayer
 from moespeq.nested import Layout
 from moespeq.residency import Residency
 
