@@ -23,6 +23,7 @@ from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
+from moespeq.model.quantization import check_tensor_names
 from moespeq.model.shims import StackedExperts
 from moespeq.model.supported import check_experts, check_family, check_layer_count
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
@@ -87,6 +88,7 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     """
     check_family(checkpoint.folder)
     check_layer_count(checkpoint.folder, len(checkpoint.tensors))
+    check_tensor_names(checkpoint.tensors)
     model = _build_empty(checkpoint.folder)
     config, modules = model.config, _experts_modules(model)
     parameters = _parameters(modules)

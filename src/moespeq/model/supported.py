@@ -11,6 +11,7 @@ from typing import Any
 
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model.families import FAMILIES, REFUSED
+from moespeq.model.quantization import check_quantization
 
 __all__ = ["check_experts", "check_family", "check_layer_count"]
 
@@ -29,13 +30,7 @@ def check_family(folder: Path) -> None:
         raise UnsupportedModelError(
             f"{_why_not(family, config)}; 'moespeq info --families' lists the {len(FAMILIES)} supported families."
         )
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise UnsupportedModelError(
-            f"This {family} checkpoint is quantised ({method}) and moespeq makes its own base from exact "
-            "weights; use the bf16 checkpoint of the same model instead."
-        )
+    check_quantization(family, config)
 
 
 def check_layer_count(folder: Path, num_tensors: int | None) -> None:

@@ -20,7 +20,7 @@ from moespeq.model.supported import check_family
 from moespeq.model_place import is_store, local_folder
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.store import Store, open_checkpoint
-from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
+from moespeq.store.checkpoint import INDEX_NAME, PICKLE_INDEX_NAME, SINGLE_NAME, read_index, refuse_pickles
 from moespeq.store.manifest import SCHEMA
 
 __all__ = [
@@ -44,6 +44,8 @@ def resolve_source(source: Path | str) -> Path:
     if small == folder:
         return folder
     index = small / INDEX_NAME
+    if not index.is_file():
+        refuse_pickles(small)  # before they are looked for as safetensors
     weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_NAME]
     return _download(str(source), [*weights, *_SMALL_FILES])
 
@@ -53,7 +55,7 @@ def resolve_description(source: Path | str) -> Path:
     folder = local_folder(source)
     if folder is not None:
         return folder
-    small = _download(str(source), ["config.json", INDEX_NAME])
+    small = _download(str(source), ["config.json", INDEX_NAME, PICKLE_INDEX_NAME])
     check_family(small)
     return small
 
