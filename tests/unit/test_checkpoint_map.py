@@ -240,13 +240,16 @@ def test_more_layers_than_tensors_are_refused_before_a_model_is_built(
         read_map(qwen)
 
 
-@pytest.mark.parametrize(("dtype", "says"), [(torch.float16, "is F16"), (torch.float32, "is F32")])
-def test_experts_that_are_not_bf16_are_refused_with_the_conversion(
-    tmp_path: Path, dtype: torch.dtype, says: str
-) -> None:
-    folder = make_tiny("mixtral", tmp_path / "m", dtype=dtype)
-    with pytest.raises(UnsupportedModelError, match=rf"{says}.*dtype=torch\.bfloat16"):
-        read_map(folder)
+@pytest.mark.parametrize(("dtype", "says"), [(torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float32, "F32")])
+def test_the_map_says_what_experts_are_written_in(tmp_path: Path, dtype: torch.dtype, says: str) -> None:
+    assert read_map(make_tiny("mixtral", tmp_path / "m", dtype=dtype)).dtypes == (says,) * 3
+
+
+def test_a_layer_of_two_dtypes_is_refused(qwen: Path) -> None:
+    name = "model.layers.1.mlp.experts.7.down_proj.weight"
+    rewrite(qwen, lambda tensors: tensors.update({name: tensors[name].half()}))
+    with pytest.raises(UnsupportedModelError, match=rf"{name}' is F16 and others of its layer are BF16"):
+        read_map(qwen)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "mxfp4"])

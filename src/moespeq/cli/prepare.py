@@ -25,7 +25,7 @@ def command(
         typer.Option(
             "--format",
             metavar="auto|nested|code-width|plain",
-            help="Layout of the expert records; auto: code-width where a GPU encodes them, nested on a CPU.",
+            help="Layout of bf16 expert records; auto: code-width where a GPU encodes them, nested on a CPU.",
         ),
     ] = "auto",
     bits: Annotated[int | None, typer.Option("--bits", help="Bits of a base code: 4, 3 or 2; by default 4.")] = None,
@@ -34,6 +34,7 @@ def command(
         str,
         typer.Option("--device", metavar="auto|cpu|cuda", help="Where experts are encoded; the bytes are the same."),
     ] = "auto",
+    convert_to: options.ConvertTo = None,
     json: options.Json = False,
 ) -> None:
     """Turn a checkpoint into a store.
@@ -48,25 +49,33 @@ def command(
     from moespeq.cli.refusals import refuse_at_once
     from moespeq.config import format_bytes
 
-    refuse_at_once(model, {"device": device})
+    refuse_at_once(model, {"device": device, "convert_to": convert_to})
     start_torch()
-    from moespeq.prepare import default_layout, not_kept, prepare_store, resolve_source
+    from moespeq.prepare import not_kept, prepare_store, resolve_source
 
     layout, fmt = _formats(format, bits, group)
     if out is not None:
         note_new_folder(out)
     with progress_bar() as bar, resumable():
-        store = prepare_store(model, out, layout=layout, fmt=fmt, device=device, progress=bar)
+        store = prepare_store(
+            model, out, layout=layout, fmt=fmt, device=device, convert_to="bf16" if convert_to else None, progress=bar
+        )
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:
-        layout = layout or default_layout(device)
-        facts = {"store": str(store), "size_bytes": size_bytes, "format": layout.value, "base": fmt.to_json()}
+        facts = {"store": str(store), "size_bytes": size_bytes, "format": _layouts_in(store), "base": fmt.to_json()}
         print_json({**facts, "not_kept": list(left_out)})
     else:
         if left_out:
             console.print(f"Not kept, so keep them yourself: {', '.join(left_out)}")
         console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {quote(str(store))} -p ...`")
+
+
+def _layouts_in(store: Path) -> str:
+    """The layouts of a store's layers, of which most have one."""
+    from moespeq.store.manifest import Manifest
+
+    return ", ".join(sorted({layout.value for layout in Manifest.load(store).layouts}))
 
 
 def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | None, BaseFormat]:
@@ -77,7 +86,7 @@ def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | N
     from moespeq.errors import UsageError
     from moespeq.nested import DEFAULT_FORMAT, Layout
 
-    known = ["auto", *(layout.value for layout in Layout)]
+    known = ["auto", *(layout.value for layout in Layout if layout.is_bf16)]
     if name not in known:
         raise UsageError(f"Unknown format '{name}'; use {', '.join(known)}.{nearest_name(name, known)}")
     fmt = DEFAULT_FORMAT

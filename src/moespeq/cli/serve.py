@@ -59,6 +59,7 @@ def command(
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
+    convert_to: options.ConvertTo = None,
     json: options.Json = False,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
@@ -84,6 +85,7 @@ def command(
         "host_memory": host_memory,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
+        "convert_to": convert_to,
         "prefill_rows": _PREFILL_ROWS,
         "prefix_cache": prefix_cache,
     }

@@ -15,7 +15,6 @@ from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.memory import available_host_bytes
 from moespeq.kernels.geometry import READ_AHEAD_BYTES
 from moespeq.model.loading import describe, load_config
-from moespeq.nested import Layout
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory, resolve_options
 from moespeq.plan.profile import MachineProfile, default_profile_path
 from moespeq.store import DiskSource, Store
@@ -30,12 +29,16 @@ _ON_DEMAND_RECORDS = {
 
 
 class ModelSizes(Protocol):
-    """A store as planning sees it. base_bits: of a code; base_bytes: of all experts; is_plain: records need no base."""
+    """A store as planning sees it. base_bits: of a code; base_bytes: of all experts; is_plain: records need no base;
+    is_bf16: the checkpoint's experts are.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def is_plain(self) -> bool: ...
+    @property
+    def is_bf16(self) -> bool: ...
     @property
     def base_bits(self) -> int: ...
     @property
@@ -59,7 +62,11 @@ class StoreSizes:
 
     @property
     def is_plain(self) -> bool:
-        return all(layout is Layout.PLAIN for layout in self._manifest.layouts)
+        return not any(layout.needs_base for layout in self._manifest.layouts)
+
+    @property
+    def is_bf16(self) -> bool:
+        return all(layout.is_bf16 for layout in self._manifest.layouts)
 
     @property
     def base_bits(self) -> int:
@@ -138,6 +145,8 @@ def record_choices(sizes: ModelSizes, options: LoadOptions) -> list[LoadOptions]
         raise UsageError(
             "Plain records are decoded for a GPU; a CPU takes a store made by `moespeq prepare --format plain`."
         )
+    if options.records == "plain" and not sizes.is_bf16:
+        raise UsageError(f"The experts of {sizes.name} are not bf16, which plain records are; leave records out.")
     if options.base_memory is not None:
         return [_with_base_memory(sizes, options, options.base_memory)]
     if options.records != "auto":

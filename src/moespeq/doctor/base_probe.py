@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moespeq.errors import StorageError, StoreError
 from moespeq.nested import Base, dequantize_base, encode_base, pack_base, split_base
+from moespeq.prepare.conversion import as_prepared
 from moespeq.prepare.experts import ExpertReader, decode_expert, view_of
 from moespeq.store import Store, open_checkpoint
 from moespeq.transfer import spread
@@ -44,7 +45,8 @@ def probe_base(store_path: Path, checkpoint: Path | None, num_experts: int = _NU
     with Store.open(store_path) as store:
         reader = None
         if checkpoint is not None:
-            reader = ExpertReader(open_checkpoint(checkpoint), store.pieces(), store.manifest.matrices)
+            seen = as_prepared(open_checkpoint(checkpoint), store)
+            reader = ExpertReader(seen, store.pieces(), store.manifest.matrices)
         keys, damaged = spread(list(store.keys()), num_experts), []
         num_recoded = num_unlike = 0
         error_squares = weight_squares = 0.0

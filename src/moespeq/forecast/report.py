@@ -104,6 +104,7 @@ class _Remembered:
 
     def __init__(self, sizes: ModelSizes) -> None:
         self.name, self.is_plain, self.base_bits = sizes.name, sizes.is_plain, sizes.base_bits
+        self.is_bf16 = sizes.is_bf16
         self.base_bytes, self.num_records = sizes.base_bytes, sizes.num_records
         self.needs = cache(sizes.needs)
 

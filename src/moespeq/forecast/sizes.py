@@ -18,7 +18,7 @@ from moespeq.model.checkpoint_map import outline_model
 from moespeq.model.loading import describe, load_config
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
 from moespeq.plan import MemoryNeeds
-from moespeq.prepare.prepare import EXPECTED_BITS
+from moespeq.prepare.layouts import EXPECTED_BITS
 from moespeq.store import SafetensorsFile
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME
 from moespeq.store.records import PAGE_BYTES, round_up, start_of_record
@@ -65,6 +65,10 @@ class CheckpointSizes:
         return self._layout is Layout.PLAIN
 
     @property
+    def is_bf16(self) -> bool:
+        return self._layout.is_bf16
+
+    @property
     def base_bytes(self) -> int:
         stride_bytes = start_of_record(self._base_row_bytes, self._base_row_bytes)
         return round_up((self.num_records - 1) * stride_bytes + self._base_row_bytes, PAGE_BYTES)
@@ -96,7 +100,7 @@ class FewerBits:
         self._sizes = sizes
         assert sizes.base_bits == 4, sizes.base_bits
         self.name, self.is_plain, self.num_records = sizes.name, sizes.is_plain, sizes.num_records
-        self.base_bits = FEWER_BITS
+        self.base_bits, self.is_bf16 = FEWER_BITS, sizes.is_bf16
 
     @property
     def base_bytes(self) -> int:

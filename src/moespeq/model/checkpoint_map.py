@@ -38,12 +38,14 @@ _MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"
 class CheckpointMap:
     """A checkpoint's routed experts.
 
-    `module_names` are the experts modules in layer order; `matrices` are (name, out, in), the same for every
-    expert; `dense` are the names of all tensors that are no piece of an expert.
+    `module_names` are the experts modules in layer order; `dtypes` what their weights are written in, as safetensors
+    calls it; `matrices` are (name, out, in), the same for every expert; `dense` are the names of all tensors that are
+    no piece of an expert.
     """
 
     model_type: str
     module_names: tuple[str, ...]
+    dtypes: tuple[str, ...]
     matrices: tuple[tuple[str, int, int], ...]
     num_experts: int
     top_k: int
@@ -83,8 +85,8 @@ class _Parameter:
 def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     """Find the routed experts of a checkpoint.
 
-    Raises UnsupportedModelError for a family, dtype or quantisation that moespeq does not take,
-    CheckpointError when the config, an expert or another weight of the model is incomplete.
+    Raises UnsupportedModelError for a family or quantisation that moespeq does not take, CheckpointError when the
+    config, an expert or another weight of the model is incomplete. Which dtypes are taken is not decided here.
     """
     check_family(checkpoint.folder)
     check_layer_count(checkpoint.folder, len(checkpoint.tensors))
@@ -97,12 +99,12 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     top_k = _top_k(model, first[0].num_experts)
     converters, sources = find_sources(model, entries)
     pieces = _find_pieces(converters, sources, parameters, entries)
-    _check_dtypes(pieces, entries)
     _check_coverage(pieces, parameters)
     check_dense_weights(model, parameters, sources, entries)
     return CheckpointMap(
         model_type=config.model_type,
         module_names=tuple(modules),
+        dtypes=_dtypes(pieces, entries, len(modules)),
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_experts=first[0].num_experts,
         top_k=top_k,
@@ -279,14 +281,17 @@ def _top_k(model: PreTrainedModel, num_experts: int) -> int:
     return top_k
 
 
-def _check_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry]) -> None:
+def _dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry], num_layers: int) -> tuple[str, ...]:
+    """What each layer's experts are written in."""
+    found: dict[int, str] = {}
     for piece in pieces:
         dtype = entries[piece.tensor].dtype
-        if dtype != "BF16":
+        if found.setdefault(piece.layer, dtype) != dtype:
             raise UnsupportedModelError(
-                f"Expert tensor {piece.tensor!r} is {dtype} and only bf16 experts are stored exactly; "
-                "convert the checkpoint with from_pretrained(..., dtype=torch.bfloat16).save_pretrained(...)."
+                f"Expert tensor {piece.tensor!r} is {dtype} and others of its layer are {found[piece.layer]}; download "
+                "it again, or use a checkpoint whose experts are of one dtype."
             )
+    return tuple(found[layer] for layer in range(num_layers))
 
 
 def _check_coverage(pieces: Sequence[ExpertPiece], parameters: Mapping[str, _Parameter]) -> None:

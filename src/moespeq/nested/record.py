@@ -20,6 +20,7 @@ from moespeq.nested.sections import Reader, align, join_sections
 __all__ = ["base_record_bytes", "decode_record", "encode_record", "pack_base", "residual_bits", "split_base"]
 
 Shapes = Sequence[tuple[int, int]]
+_DTYPES = {Layout.PLAIN: torch.bfloat16, Layout.FP16: torch.float16}
 
 
 def base_record_bytes(shapes: Shapes, fmt: BaseFormat) -> int:
@@ -55,8 +56,9 @@ def _take_base(reader: Reader, rows: int, cols: int, fmt: BaseFormat) -> Base:
 
 
 def encode_record(weights: Sequence[Tensor], bases: Sequence[Base], fmt: BaseFormat, layout: Layout) -> Tensor:
-    """Return the residual record, uint8 [n], of an expert's bf16 matrices; a plain one needs no bases."""
-    if layout is Layout.PLAIN:
+    """Return the record, uint8 [n], of an expert's matrices, in the layout's dtype; a complete one needs no bases."""
+    if not layout.needs_base:
+        assert all(weight.dtype is _DTYPES[layout] for weight in weights), (layout, [w.dtype for w in weights])
         return join_sections(weights)
     parts = [encode_residual(weight, base, fmt, layout) for weight, base in zip(weights, bases, strict=True)]
     return torch.cat(parts)
@@ -65,14 +67,14 @@ def encode_record(weights: Sequence[Tensor], bases: Sequence[Base], fmt: BaseFor
 def decode_record(
     record: Tensor, bases: Sequence[Base], shapes: Shapes, fmt: BaseFormat, layout: Layout
 ) -> list[Tensor]:
-    """Return an expert's bf16 matrices, bit for bit; `record` may have slack at its end, as a slot has.
+    """Return an expert's matrices in the target's dtype, bit for bit; `record` may have slack at its end.
 
-    Raises StoreError when the record is too short. Plain records need no bases and yield views, valid as long
-    as the bytes stay; the other layouts yield fresh tensors.
+    Raises StoreError when the record is too short. Plain and fp16 records need no bases and yield views, valid as
+    long as the bytes stay; the other layouts yield fresh tensors.
     """
     reader = Reader(record)
-    if layout is Layout.PLAIN:
-        return [reader.take(2 * rows * cols).view(torch.bfloat16).view(rows, cols) for rows, cols in shapes]
+    if not layout.needs_base:
+        return [reader.take(2 * rows * cols).view(_DTYPES[layout]).view(rows, cols) for rows, cols in shapes]
     return [read_residual(base, reader, shape, fmt, layout) for base, shape in zip(bases, shapes, strict=True)]
 
 

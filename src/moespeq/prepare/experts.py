@@ -1,12 +1,12 @@
 """Experts out of source tensors, and source tensors out of experts: two directions of one table of pieces.
 
-Shapes: a canonical matrix is bf16 [out, in]; a piece is some of its rows, as they lie in a source tensor. A
-call holds one expert in memory, never more.
+Shapes: a canonical matrix is [out, in] in the dtype of its source; a piece is some of its rows, as they lie in a source
+tensor. A call holds one expert in memory, never more.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,9 +16,9 @@ from moespeq.nested import decode_record, split_base
 from moespeq.store import Checkpoint, ExpertPiece, Store
 from moespeq.types import ExpertKey
 
-__all__ = ["BF16_BYTES", "ExpertReader", "decode_expert", "piece_bytes", "view_of"]
+__all__ = ["ExpertReader", "decode_expert", "piece_bytes", "view_of"]
 
-BF16_BYTES = 2
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 Matrices = Sequence[tuple[str, int, int]]
 
 
@@ -31,23 +31,30 @@ class ExpertReader:
         for piece in sorted(pieces, key=lambda piece: piece.row_start):
             by_matrix[ExpertKey(piece.layer, piece.expert), piece.matrix].append(piece)
         self._pieces = dict(by_matrix)
+        self._pieces_of = Counter(piece.tensor for of_matrix in by_matrix.values() for piece in of_matrix)
 
     def read(self, key: ExpertKey) -> list[Tensor]:
-        """The matrices of one expert, bf16 [out, in] each, contiguous and in record order."""
-        return [self._read_matrix(self._pieces[key, name], rows, cols) for name, rows, cols in self._matrices]
+        """The matrices of one expert, [out, in] each, contiguous and in record order."""
+        return [self._read_matrix(self._pieces[key, name]) for name, _, _ in self._matrices]
 
-    def _read_matrix(self, pieces: Sequence[ExpertPiece], rows: int, cols: int) -> Tensor:
-        parts = [self._read_piece(piece, cols) for piece in pieces]
-        matrix = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-        assert matrix.shape == (rows, cols), (matrix.shape, rows, cols)
-        return matrix
+    def num_bytes(self, key: ExpertKey) -> int:
+        """Bytes of one expert in the checkpoint."""
+        return sum(self._span(piece)[1] for name, _, _ in self._matrices for piece in self._pieces[key, name])
 
-    def _read_piece(self, piece: ExpertPiece, cols: int) -> Tensor:
+    def _read_matrix(self, pieces: Sequence[ExpertPiece]) -> Tensor:
+        parts = [self._read_piece(piece) for piece in pieces]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+    def _read_piece(self, piece: ExpertPiece) -> Tensor:
         file, entry = self._checkpoint.tensors[piece.tensor]
-        num_bytes = piece.num_rows * cols * BF16_BYTES
-        offset = entry.offset + (piece.index or 0) * num_bytes
-        values = torch.from_numpy(self._checkpoint.files[file].read(offset, num_bytes)).view(torch.bfloat16)
-        return values.view(cols, piece.num_rows).T if piece.is_transposed else values.view(piece.num_rows, cols)
+        values = torch.from_numpy(self._checkpoint.files[file].read(*self._span(piece))).view(_DTYPES[entry.dtype])
+        return values.view(-1, piece.num_rows).T if piece.is_transposed else values.view(piece.num_rows, -1)
+
+    def _span(self, piece: ExpertPiece) -> tuple[int, int]:
+        """Offset and length of a piece in its file; the pieces of one tensor are alike and cover it."""
+        entry = self._checkpoint.tensors[piece.tensor].entry
+        num_bytes = entry.num_bytes // self._pieces_of[piece.tensor]
+        return entry.offset + (piece.index or 0) * num_bytes, num_bytes
 
 
 def decode_expert(store: Store, key: ExpertKey) -> list[Tensor]:

@@ -101,6 +101,7 @@ def cache_folder_for(
     *,
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat = DEFAULT_FORMAT,
+    convert_to: str | None = None,
 ) -> Path:
     """Where a checkpoint folder run for the first time is prepared.
 
@@ -108,7 +109,7 @@ def cache_folder_for(
     checkpoint's fingerprint, the options and the schema, so that a changed checkpoint gets a store of
     its own, and a version that writes another schema does not trip over an old one.
     """
-    options = json.dumps([SCHEMA, fmt.to_json(), layout.value])
+    options = json.dumps([SCHEMA, fmt.to_json(), layout.value, *([convert_to] if convert_to else [])])
     digest = hashlib.sha256((open_checkpoint(checkpoint).fingerprint() + options).encode()).hexdigest()
     return cache_folder() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
 
