@@ -117,7 +117,7 @@ class LoadOptions:
     base_memory: bytes of the device for the base, from none to all of it; the rest of the experts' base travels.
     prefix_cache: bytes of host memory for keys and values of earlier prompts, see `reuse` of `Engine.stream`.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
-    convert_to: "bf16" rounds fp32 or fp16 experts of a checkpoint when it is prepared, and warns; fp32 is refused without.
+    convert_to: "bf16" rounds fp32 or fp16 experts of a checkpoint when it is prepared, and warns; fp32 needs it.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
 

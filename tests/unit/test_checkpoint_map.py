@@ -252,7 +252,7 @@ def test_a_layer_of_two_dtypes_is_refused(qwen: Path) -> None:
         read_map(qwen)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8", "mxfp4"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
 def test_a_quantised_checkpoint_is_refused_and_told_what_to_use(qwen: Path, method: str) -> None:
     edit_config(qwen, quantization_config={"quant_method": method})
     with pytest.raises(UnsupportedModelError, match=rf"qwen3_moe.*\({method}\).*use the bf16 checkpoint"):

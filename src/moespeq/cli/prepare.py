@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,7 +63,7 @@ def command(
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:
-        facts = {"store": str(store), "size_bytes": size_bytes, "format": _layouts_in(store), "base": fmt.to_json()}
+        facts = {"store": str(store), "size_bytes": size_bytes, **_formats_in(store)}
         print_json({**facts, "not_kept": list(left_out)})
     else:
         if left_out:
@@ -71,15 +71,17 @@ def command(
         console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {quote(str(store))} -p ...`")
 
 
-def _layouts_in(store: Path) -> str:
-    """The layouts of a store's layers, of which most have one."""
+def _formats_in(store: Path) -> dict[str, Any]:
+    """The layouts of a store's layers, of which most have one, and its base."""
     from moespeq.store.manifest import Manifest
 
-    return ", ".join(sorted({layout.value for layout in Manifest.load(store).layouts}))
+    manifest = Manifest.load(store)
+    layouts = ", ".join(sorted({layout.value for layout in manifest.layouts}))
+    return {"format": layouts, "base": manifest.base_format.to_json()}
 
 
-def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | None, BaseFormat]:
-    """(Layout or None for auto, BaseFormat) by name. Raises UsageError."""
+def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | None, BaseFormat | None]:
+    """Layout and base by name; None for auto, and where neither bits nor group are given. Raises UsageError."""
     from dataclasses import replace
 
     from moespeq.config import nearest_name
@@ -89,7 +91,8 @@ def _formats(name: str, bits: int | None, group: int | None) -> tuple[Layout | N
     known = ["auto", *(layout.value for layout in Layout if layout.is_bf16)]
     if name not in known:
         raise UsageError(f"Unknown format '{name}'; use {', '.join(known)}.{nearest_name(name, known)}")
-    fmt = DEFAULT_FORMAT
-    return None if name == "auto" else Layout(name), replace(
-        fmt, bits=fmt.bits if bits is None else bits, group=fmt.group if group is None else group
-    )
+    layout = None if name == "auto" else Layout(name)
+    if bits is None and group is None:
+        return layout, None
+    bits = DEFAULT_FORMAT.bits if bits is None else bits
+    return layout, replace(DEFAULT_FORMAT, bits=bits, group=DEFAULT_FORMAT.group if group is None else group)

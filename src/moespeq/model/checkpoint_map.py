@@ -24,9 +24,11 @@ from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
 from moespeq.model.quantization import check_tensor_names
+from moespeq.model.scaled_tensors import find_scaled
 from moespeq.model.shims import StackedExperts
-from moespeq.model.supported import check_experts, check_family, check_layer_count
+from moespeq.model.supported import check_experts, check_family, check_layer_count, read_quantization
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
+from moespeq.nested import ScaleGrid
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
 __all__ = ["CheckpointMap", "ModelOutline", "check_family", "map_checkpoint", "outline_model"]
@@ -39,8 +41,8 @@ class CheckpointMap:
     """A checkpoint's routed experts.
 
     `module_names` are the experts modules in layer order; `dtypes` what their weights are written in, as safetensors
-    calls it; `matrices` are (name, out, in), the same for every expert; `dense` are the names of all tensors that are
-    no piece of an expert.
+    calls it (MXFP4 has no name there); `matrices` are (name, out, in), the same for every expert; `grids` how scales
+    lie over a matrix that has any; `dense` are the names of all tensors that are no piece of an expert.
     """
 
     model_type: str
@@ -50,6 +52,7 @@ class CheckpointMap:
     num_experts: int
     top_k: int
     pieces: tuple[ExpertPiece, ...]
+    grids: Mapping[str, ScaleGrid]
     dense: tuple[str, ...]
 
 
@@ -94,13 +97,16 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     model = _build_empty(checkpoint.folder)
     config, modules = model.config, _experts_modules(model)
     parameters = _parameters(modules)
-    entries = {name: place.entry for name, place in checkpoint.tensors.items()}
+    tensors = {name: place.entry for name, place in checkpoint.tensors.items()}
+    scaled = find_scaled(tensors, read_quantization(checkpoint.folder))
+    entries = scaled.entries
     first = [parameter for parameter in parameters.values() if parameter.layer == 0]
     top_k = _top_k(model, first[0].num_experts)
     converters, sources = find_sources(model, entries)
     pieces = _find_pieces(converters, sources, parameters, entries)
     _check_coverage(pieces, parameters)
     check_dense_weights(model, parameters, sources, entries)
+    stored, grids = scaled.split(pieces)
     return CheckpointMap(
         model_type=config.model_type,
         module_names=tuple(modules),
@@ -108,8 +114,9 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_experts=first[0].num_experts,
         top_k=top_k,
-        pieces=pieces,
-        dense=tuple(sorted(entries.keys() - {piece.tensor for piece in pieces})),
+        pieces=stored,
+        grids=grids,
+        dense=tuple(sorted(tensors.keys() - {piece.tensor for piece in stored})),
     )
 
 

@@ -28,11 +28,18 @@ class Layout(Enum):
     CODE_WIDTH = "code-width"
     PLAIN = "plain"
     FP16 = "fp16"
+    FP8 = "fp8"
+    MXFP4 = "mxfp4"
 
     @property
     def needs_base(self) -> bool:
         """Whether a record is decoded with its base; the others are complete, and the base is the draft's alone."""
         return self in (Layout.FIXED, Layout.CODE_WIDTH)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether a matrix is codes and scales in the checkpoint too, and bf16 only where it is multiplied with."""
+        return self in (Layout.FP8, Layout.MXFP4)
 
     @property
     def is_bf16(self) -> bool:

@@ -16,12 +16,12 @@ from typing import Literal
 from moespeq import __version__
 from moespeq.errors import CheckpointError, StoreError, StoreInUseError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
-from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
+from moespeq.nested import BaseFormat, Layout, base_record_bytes, residual_bits
 from moespeq.prepare.conversion import with_bf16_experts
 from moespeq.prepare.encoder import ExpertEncoder, default_layout
 from moespeq.prepare.experts import ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
-from moespeq.prepare.layouts import EXPECTED_BITS, layouts_of
+from moespeq.prepare.layouts import EXPECTED_BITS, check_base, default_format, layouts_of
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
@@ -52,7 +52,7 @@ def prepare_store(
     out: Path | None = None,
     *,
     layout: Layout | None = None,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
     convert_to: Literal["bf16"] | None = None,
     progress: ProgressSink | None = None,
@@ -93,7 +93,7 @@ def write_store(
     name: str,
     digests: Callable[[], Sequence[str]],
     layout: Layout = Layout.FIXED,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
@@ -102,13 +102,14 @@ def write_store(
     digests: SHA-256 of the files in hexadecimal, asked for at the end. Raises as `prepare_store`.
     """
     mapped = map_checkpoint(checkpoint)
+    fmt, layouts = fmt or default_format(checkpoint.folder), layouts_of(mapped.dtypes, layout)
+    check_base(layouts, fmt)
     identity = {
         "moespeq": __version__,
         "checkpoint": checkpoint.fingerprint(),
         "base_format": fmt.to_json(),
         "layout": layout.value,
     }
-    layouts = layouts_of(mapped.dtypes, layout)
     needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layouts)
     with ExpertEncoder(fmt, device) as encoder, StoreWriter(out, identity, needed_bytes=needed_bytes) as writer:
         job = _Preparation(checkpoint, mapped, fmt, layouts, encoder, writer, Meter(progress, checkpoint.size_bytes))
@@ -122,7 +123,7 @@ def prepare_cached(
     source: Path | str,
     *,
     layout: Layout | None = None,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
     convert_to: Literal["bf16"] | None = None,
     progress: ProgressSink | None = None,
@@ -138,7 +139,9 @@ def prepare_cached(
         return folder
     first = layout or default_layout(device)
     others = () if layout else (Layout.CODE_WIDTH, Layout.FIXED)
-    place = partial(cache_folder_for, folder, name=name_of(source), fmt=fmt, convert_to=convert_to)
+    place = partial(
+        cache_folder_for, folder, name=name_of(source), fmt=fmt or default_format(folder), convert_to=convert_to
+    )
     outs = [place(layout=each) for each in (first, *others)]
     while (there := next(filter(is_store, outs), None)) is None:
         try:
@@ -170,7 +173,7 @@ class _Preparation:
         self._checkpoint, self._mapped, self._fmt, self._layouts = checkpoint, mapped, fmt, layouts
         self._encoder, self._writer, self._meter = encoder, writer, meter
         self._num_layers, self._num_experts = len(mapped.module_names), mapped.num_experts
-        self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices)
+        self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices, mapped.grids)
 
     def write_dense(self) -> None:
         """One file below dense/ for each source file that has other tensors than experts."""

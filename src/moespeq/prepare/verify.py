@@ -11,7 +11,7 @@ import torch
 from moespeq.config import format_bytes
 from moespeq.errors import StoreError
 from moespeq.prepare.conversion import as_prepared, converted_from
-from moespeq.prepare.experts import ExpertReader, decode_expert, view_of
+from moespeq.prepare.experts import ExpertReader, are_equal, stored_parts, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
@@ -95,8 +95,7 @@ def _compare_experts(store: Store, checkpoint: Checkpoint, keys: Sequence[Expert
     reader = ExpertReader(checkpoint, store.pieces(), store.manifest.matrices)
 
     def is_same(key: ExpertKey) -> bool:
-        pairs = zip(decode_expert(store, key), reader.read(key), strict=True)
-        return all(torch.equal(ours.view(torch.int16), theirs.view(torch.int16)) for ours, theirs in pairs)
+        return are_equal(stored_parts(store, key), reader.read_parts(key))
 
     with ExpertWorkers() as workers:
         for key, same in zip(keys, workers.in_order(is_same, keys), strict=True):
