@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from engines import flip_schedule, open_tight, prompts
 from families import make_tiny
 from moespeq.decode.planning import StoreSizes
+from moespeq.doctor.base_probe import probe_base
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.forecast import plan_model
 from moespeq.forecast.sizes import CheckpointSizes
@@ -121,6 +123,20 @@ def test_dense_weights_are_planned_as_they_are_loaded(store: Path) -> None:
         assert 0.95 * loaded <= engine.plan.dense_bytes <= 1.05 * loaded + 2**16
 
 
+def test_doctor_finds_its_base_and_records_as_they_should_be(checkpoint: Path, store: Path) -> None:
+    facts = probe_base(store, checkpoint, num_experts=4)
+    assert (facts.damaged, facts.num_recoded, facts.num_unlike_checkpoint) == ((), 0, 0)
+    assert 0.0 < facts.error_share < 0.2
+
+
+def test_a_format_that_is_asked_for_is_for_bf16_experts(
+    checkpoint: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, _ = cli("prepare", checkpoint, "--out", tmp_path / "store", "--format", "code-width", "--device", "cpu")
+    assert code == 0
+    assert "--format is for bf16 experts; these are stored as they are: fp8" in out
+
+
 def test_info_says_what_it_is(checkpoint: Path, store: Path) -> None:
     facts = describe_model(store)
     assert (facts["target"], facts["records"]) == ("fp8", "fp8")
@@ -211,6 +227,12 @@ def test_scales_that_are_missing_misshapen_or_unexplained_are_refused(tmp_path: 
     (source / "model.safetensors.index.json").unlink()
     write_index(source)
     with pytest.raises(CheckpointError, match=f"lacks '{name}'"):
+        map_checkpoint(open_checkpoint(source))
+    renamed = {key.replace(".weight_scale_inv", ".scale"): tensor for key, tensor in whole.items()}
+    save_file(renamed, path)
+    (source / "model.safetensors.index.json").unlink()
+    write_index(source)
+    with pytest.raises(UnsupportedModelError, match=r"are called '.*\.scale', and only '_scale_inv' is read"):
         map_checkpoint(open_checkpoint(source))
     edit_config(source, quantization_config=None)
     with pytest.raises(UnsupportedModelError, match=r"is FP8 and config\.json has no quantization_config"):

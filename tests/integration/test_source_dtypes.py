@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from families import make_tiny
 from moespeq.config import LoadOptions
 from moespeq.decode.planning import StoreSizes, record_choices
 from moespeq.errors import UnsupportedModelError, UsageError
+from moespeq.forecast import plan_model
+from moespeq.forecast.sizes import CheckpointSizes
 from moespeq.inspection import describe_model
 from moespeq.nested import Layout
 from moespeq.prepare import export_checkpoint, prepare_store, verify_store
@@ -133,6 +136,22 @@ def test_fp32_is_refused_unless_it_is_asked_for(floats: Path, tmp_path: Path) ->
         prepare_store(floats, tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
     assert describe_model(floats)["next"].endswith("--convert-to bf16")
+
+
+def test_plan_counts_fp16_experts_as_they_are_and_refuses_fp32_likewise(
+    halves: Path, half_store: Path, floats: Path
+) -> None:
+    report = plan_model(halves, device="cpu", device_memory="64MiB")
+    assert report.plan is not None
+    assert report.plan.reasons["target"].startswith("fp16: records are the checkpoint's own numbers")
+    with Store.open(half_store) as store:
+        exact = StoreSizes(store).needs("store")
+    assert CheckpointSizes(halves, "m", layout=Layout.FIXED).needs("store") == replace(exact, model="m")
+    with pytest.raises(UnsupportedModelError, match="are fp32"):
+        plan_model(floats, device="cpu", device_memory="64MiB")
+    rounded = plan_model(floats, device="cpu", device_memory="64MiB", convert_to="bf16")
+    assert rounded.plan is not None
+    assert "target" not in rounded.plan.reasons
 
 
 def test_fp32_that_is_asked_for_is_rounded_with_a_warning(

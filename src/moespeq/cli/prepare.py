@@ -66,6 +66,8 @@ def command(
         facts = {"store": str(store), "size_bytes": size_bytes, **_formats_in(store)}
         print_json({**facts, "not_kept": list(left_out)})
     else:
+        if layout is not None and layout.value not in (found := _formats_in(store)["format"]):
+            console.print(f"--format is for bf16 experts; these are stored as they are: {found}")
         if left_out:
             console.print(f"Not kept, so keep them yourself: {', '.join(left_out)}")
         console.print(f"{store}: {format_bytes(size_bytes)}, ready for `moespeq run {quote(str(store))} -p ...`")

@@ -48,7 +48,8 @@ class ScaledWeights:
             assert self.quantization is not None
             rows, cols = self.quantization.block
             grid = ScaleGrid(rows, cols, piece.num_rows)
-            is_known = rows == cols or self._turns or not piece.is_transposed
+            is_stacked = piece.index is not None and len(self.entries[piece.tensor].shape) < 3
+            is_known = (rows == cols or self._turns or not piece.is_transposed) and not is_stacked
             if grids.setdefault(piece.matrix, grid) != grid or not is_known:
                 raise UnsupportedModelError(
                     f"The scales of {piece.tensor!r} lie otherwise than other experts', and no test proves that yet."
@@ -68,7 +69,7 @@ def find_scaled(entries: Mapping[str, TensorEntry], quantization: Quantization |
         return _find_mxfp4(entries, quantization)
     weights = [entry for entry in entries.values() if entry.dtype == "F8_E4M3"]
     for weight in weights:
-        _check_fp8(weight, entries.get(weight.name + FP8_SCALES), quantization)
+        _check_fp8(weight, entries, quantization)
     pairs = {weight.name: (weight.name, weight.name + FP8_SCALES) for weight in weights}
     scales = {name for _, name in pairs.values()}
     return ScaledWeights({name: entry for name, entry in entries.items() if name not in scales}, pairs, quantization)
@@ -97,17 +98,23 @@ def _find_mxfp4(entries: Mapping[str, TensorEntry], quantization: Quantization) 
     return ScaledWeights(weights, pairs, quantization)
 
 
-def _check_fp8(weight: TensorEntry, scales: TensorEntry | None, quantization: Quantization | None) -> None:
+def _check_fp8(weight: TensorEntry, entries: Mapping[str, TensorEntry], quantization: Quantization | None) -> None:
     if quantization is None:
         raise UnsupportedModelError(
             f"Tensor {weight.name!r} is FP8 and config.json has no quantization_config, which says what its scales "
             "mean; use a checkpoint in bf16, or one that has."
         )
+    scales, other_name = entries.get(weight.name + FP8_SCALES), f"{weight.name.removesuffix('.weight')}.scale"
+    if scales is None and other_name in entries:
+        raise UnsupportedModelError(
+            f"The scales of {weight.name!r} are called {other_name!r}, and only {FP8_SCALES!r} is read, as in "
+            "DeepSeek-V3; use a checkpoint in bf16."
+        )
     if scales is None:
         raise CheckpointError(f"The checkpoint lacks {weight.name + FP8_SCALES!r}; download it again.")
     block = quantization.block
-    grid = tuple(-(-size // side) for size, side in zip(weight.shape[-2:], block, strict=True))
-    if scales.shape != (*weight.shape[:-2], *grid) or scales.dtype not in _FP8_SCALE_DTYPES:
+    grid = tuple(-(-size // side) for size, side in zip(weight.shape[-2:], block, strict=False))
+    if len(weight.shape) < 2 or scales.shape != (*weight.shape[:-2], *grid) or scales.dtype not in _FP8_SCALE_DTYPES:
         raise CheckpointError(
             f"{scales.name!r} is {scales.dtype} {list(scales.shape)}, which are no scales of blocks of {block[0]} x "
             f"{block[1]} of a weight of {list(weight.shape)}; check that they belong together."
