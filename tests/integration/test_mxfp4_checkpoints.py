@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -74,22 +75,20 @@ def test_every_weight_is_the_one_that_transformers_loads(store: Path, reference:
 
 
 def test_the_target_is_that_of_transformers(store: Path, reference: torch.nn.Module) -> None:
-    """In bf16: greedy tokens of a prompt's last positions, and logits but for near-ties of routes."""
-    prompt = prompts(1, length=20)[0]
-    with open_tight(store, NUM_SLOTS) as engine:
-        logits = engine.prompt_logits(prompt).float()
-    with torch.inference_mode():
-        expected = reference(input_ids=torch.tensor([prompt])).logits[0].float()
-    gaps = (logits - expected).abs().amax(1)
-    assert gaps.median() < 0.1 * expected.std(), gaps
+    """The same weights in float32, equal row counts."""
+    wide = copy.deepcopy(reference).float()
+    with open_tight(store, NUM_SLOTS, dtype=torch.float32) as engine:
+        for prompt in prompts(2, length=20):
+            with torch.inference_mode():
+                expected = wide(input_ids=torch.tensor([prompt])).logits[0]
+            torch.testing.assert_close(engine.prompt_logits(prompt), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("k", [4])
-def test_the_text_does_not_depend_on_k(store: Path, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+def test_the_text_does_not_depend_on_k(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = texts(store, 0)
-    assert texts(store, k) == plain
-    flip_schedule(monkeypatch, k)
-    assert texts(store, k) == plain
+    assert texts(store, 4) == plain
+    flip_schedule(monkeypatch, 4)
+    assert texts(store, 4) == plain
 
 
 def test_a_base_of_3_bits_drafts_and_is_prefetched_for(store: Path) -> None:
