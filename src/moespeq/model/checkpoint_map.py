@@ -24,7 +24,7 @@ from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
 from moespeq.model.quantization import check_tensor_names
-from moespeq.model.scaled_tensors import find_scaled
+from moespeq.model.scaled_tensors import find_scaled, layer_dtypes
 from moespeq.model.shims import StackedExperts
 from moespeq.model.supported import check_experts, check_family, check_layer_count, read_quantization
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
@@ -110,7 +110,7 @@ def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     return CheckpointMap(
         model_type=config.model_type,
         module_names=tuple(modules),
-        dtypes=_dtypes(pieces, entries, len(modules)),
+        dtypes=layer_dtypes(pieces, entries, len(modules)),
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_experts=first[0].num_experts,
         top_k=top_k,
@@ -286,19 +286,6 @@ def _top_k(model: PreTrainedModel, num_experts: int) -> int:
             f"config.json routes every token to {top_k} of {num_experts} experts; {name} must be 1 to {num_experts}."
         )
     return top_k
-
-
-def _dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry], num_layers: int) -> tuple[str, ...]:
-    """What each layer's experts are written in."""
-    found: dict[int, str] = {}
-    for piece in pieces:
-        dtype = entries[piece.tensor].dtype
-        if found.setdefault(piece.layer, dtype) != dtype:
-            raise UnsupportedModelError(
-                f"Expert tensor {piece.tensor!r} is {dtype} and others of its layer are {found[piece.layer]}; download "
-                "it again, or use a checkpoint whose experts are of one dtype."
-            )
-    return tuple(found[layer] for layer in range(num_layers))
 
 
 def _check_coverage(pieces: Sequence[ExpertPiece], parameters: Mapping[str, _Parameter]) -> None:

@@ -15,7 +15,7 @@ from moespeq.nested import Layout, ScaleGrid
 from moespeq.store import ExpertPiece, TensorEntry
 from moespeq.store.pieces import scales_of
 
-__all__ = ["FP8_SCALES", "MXFP4_DTYPE", "ScaledWeights", "find_scaled"]
+__all__ = ["FP8_SCALES", "MXFP4_DTYPE", "ScaledWeights", "find_scaled", "layer_dtypes"]
 
 FP8_SCALES = "_scale_inv"
 MXFP4_DTYPE = "MXFP4"  # in safetensors' headers it is U8
@@ -73,6 +73,19 @@ def find_scaled(entries: Mapping[str, TensorEntry], quantization: Quantization |
     pairs = {weight.name: (weight.name, weight.name + FP8_SCALES) for weight in weights}
     scales = {name for _, name in pairs.values()}
     return ScaledWeights({name: entry for name, entry in entries.items() if name not in scales}, pairs, quantization)
+
+
+def layer_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry], num_layers: int) -> tuple[str, ...]:
+    """What each layer's experts are written in, by the pieces of weights. Raises UnsupportedModelError for two."""
+    found: dict[int, str] = {}
+    for piece in pieces:
+        dtype = entries[piece.tensor].dtype
+        if found.setdefault(piece.layer, dtype) != dtype:
+            raise UnsupportedModelError(
+                f"Expert tensor {piece.tensor!r} is {dtype} and others of its layer are {found[piece.layer]}; download "
+                "it again, or use a checkpoint whose experts are of one dtype."
+            )
+    return tuple(found[layer] for layer in range(num_layers))
 
 
 def _find_mxfp4(entries: Mapping[str, TensorEntry], quantization: Quantization) -> ScaledWeights:
