@@ -32,7 +32,7 @@ def memory_for(store: Path, num_slots: int, **options: Any) -> int:
     return roomy.total_bytes - roomy.slots_bytes + num_slots * roomy.slot_bytes
 
 
-def open_tight(store: Path, num_slots: int, *, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Engine:
+def open_tight(store: Path, num_slots: int, *, dtype: torch.dtype | None = None, **options: Any) -> Engine:
     """An engine whose slots hold only `num_slots` experts."""
     memory = memory_for(store, num_slots, **options)
     return open_engine(store, LoadOptions(device_memory=memory, **options), dtype=dtype)

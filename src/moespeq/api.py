@@ -27,7 +27,7 @@ def load(source: str | Path, *, progress: ProgressSink | None = None, **options:
         raise UsageError(f"A model is the path of a store or checkpoint, or a hub id, got {source!r}.")
     if progress is not None and not callable(getattr(progress, "update", None)):
         raise UsageError(f"progress takes an object with an `update` method, got {progress!r}.")
-    store = prepare_cached(source, device=parsed.device, progress=progress)
+    store = prepare_cached(source, device=parsed.device, convert_to=parsed.convert_to, progress=progress)
     return open_engine(store, parsed, progress=progress)
 
 

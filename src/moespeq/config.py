@@ -117,6 +117,7 @@ class LoadOptions:
     base_memory: bytes of the device for the base, from none to all of it; the rest of the experts' base travels.
     prefix_cache: bytes of host memory for keys and values of earlier prompts, see `reuse` of `Engine.stream`.
     link_bytes_per_s: paces reads to a given bandwidth; None is as fast as the disk goes.
+    convert_to: "bf16" rounds fp32 or fp16 experts of a checkpoint when it is prepared, and warns; fp32 needs it.
     threads: CPU threads that multiply, for the whole process; link_threads are those that read.
     """
 
@@ -139,6 +140,7 @@ class LoadOptions:
     threads: int | None = None
     prefill_rows: int = 8192
     prefix_cache: int = 0
+    convert_to: Literal["bf16"] | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
@@ -152,6 +154,8 @@ class LoadOptions:
             raise UsageError(f"records '{self.records}' is unknown; use 'auto', 'store', 'mixed', 'whole' or 'plain'.")
         if self.rows is not None and not (isinstance(self.rows, int) and self.rows in ROW_BUCKETS):
             raise UsageError(f"rows must be one of {', '.join(map(str, ROW_BUCKETS))}, got {self.rows!r}.")
+        if self.convert_to not in (None, "bf16"):
+            raise UsageError(f"convert_to must be 'bf16' or left out, got {self.convert_to!r}.")
         if not isinstance(self.prefetch, bool):
             raise UsageError(f"prefetch must be True or False, got {self.prefetch!r}.")
         self._check_base()

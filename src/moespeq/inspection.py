@@ -15,6 +15,8 @@ from moespeq.model.loading import load_config
 from moespeq.nested import Layout
 from moespeq.plan import least_memory_bytes
 from moespeq.prepare import is_store
+from moespeq.prepare.conversion import converted_from
+from moespeq.prepare.layouts import layouts_of
 from moespeq.store import Store, open_checkpoint
 
 __all__ = ["describe_model"]
@@ -44,6 +46,7 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "experts_per_layer": manifest.num_experts,
             "top_k": manifest.top_k,
             "context_tok": needs.shape.max_context_tok,
+            "target": _target(store),
             "records": ", ".join(layouts),
             "bits_per_weight": round(8 * records_bytes / weights, 3),
             "base_bits": manifest.base_format.bits,
@@ -54,15 +57,22 @@ def _describe_store(path: Path) -> dict[str, Any]:
             "records_bytes": records_bytes,
             "slot_bytes": needs.slot_bytes,
             "kv_bytes_per_tok": needs.shape.kv_bytes_per_tok,
-            "passes_on_cuda": passes_on_cuda(load_config(store.model_folder)),
+            "passes_on_cuda": passes_on_cuda(load_config(store.model_folder), manifest.layouts),
             "images": _images(store.model_folder),
             "least_memory_bytes": _least_memory(store),
         }
 
 
+def _target(store: Store) -> str:
+    """What the exact weights are, and what they were where they were rounded."""
+    kinds = " and ".join(sorted({"bf16" if each.is_bf16 else each.value for each in store.manifest.layouts}))
+    before = converted_from(store)
+    return kinds if before is None else f"{kinds}, rounded from {before} as asked for"
+
+
 def _least_memory(store: Store) -> dict[str, dict[str, dict[str, int]]]:
     """The smallest device memory: device -> tokens of context, a short one and the default -> way to run -> bytes."""
-    is_plain = all(layout is Layout.PLAIN for layout in store.manifest.layouts)
+    is_plain = not any(layout.needs_base for layout in store.manifest.layouts)
     ways: dict[str, dict[str, Any]] = {
         "with_draft": {"records": "store"},
         "base_travels": {"records": "whole", "k": 0},
@@ -91,7 +101,8 @@ def _images(folder: Path) -> str:
 def _describe_checkpoint(folder: Path) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
     mapped = map_checkpoint(checkpoint)
-    weights = len(mapped.module_names) * mapped.num_experts * sum(rows * cols for _, rows, cols in mapped.matrices)
+    experts = {piece.tensor for piece in mapped.pieces}
+    as_stored = ["BF16" if dtype == "F32" else dtype for dtype in mapped.dtypes]
     return {
         "kind": "checkpoint",
         "model": folder.name,
@@ -99,9 +110,10 @@ def _describe_checkpoint(folder: Path) -> dict[str, Any]:
         "moe_layers": len(mapped.module_names),
         "experts_per_layer": mapped.num_experts,
         "top_k": mapped.top_k,
+        "experts": " and ".join(sorted(set(mapped.dtypes))),
         "size_bytes": checkpoint.size_bytes,
-        "routed_experts_bytes": 2 * weights,
-        "passes_on_cuda": passes_on_cuda(load_config(folder)),
+        "routed_experts_bytes": sum(checkpoint.tensors[name].entry.num_bytes for name in experts),
+        "passes_on_cuda": passes_on_cuda(load_config(folder), layouts_of(as_stored, Layout.FIXED)),
         "images": _images(folder),
-        "next": f"moespeq prepare {folder}",
+        "next": f"moespeq prepare {folder}{' --convert-to bf16' * ('F32' in mapped.dtypes)}",
     }

@@ -209,7 +209,7 @@ def _decode_bytes_per_s(store: Store, device: torch.device) -> float:
 def _decoder(
     record: torch.Tensor, base: torch.Tensor, shapes: Sequence[tuple[int, int]], fmt: BaseFormat, layout: Layout
 ) -> Callable[[], object]:
-    if record.is_cuda:
+    if record.is_cuda and layout.is_bf16:
         from moespeq.kernels.decode import decode_expert
         from moespeq.kernels.geometry import ExpertGeometry
 

@@ -10,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from families import make_tiny
+from families import make_tiny, tiny_config
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.nested import Layout
 from moespeq.prepare import (
@@ -129,6 +129,13 @@ def test_a_hub_id_is_refused_by_its_config_before_weights_are_fetched(hub: Path)
     hub.mkdir(parents=True)
     (hub / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UnsupportedModelError, match="'llama' is dense"):
+        resolve_source("org/tiny")
+
+
+def test_a_hub_id_of_pickles_is_refused_before_weights_are_fetched(hub: Path) -> None:
+    tiny_config("mixtral").save_pretrained(hub)
+    (hub / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"pickles \(pytorch_model\.bin\.index\.json\), which run code"):
         resolve_source("org/tiny")
 
 

@@ -18,6 +18,7 @@ from moespeq.model import families
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
 from moespeq.model.empty import empty_model
 from moespeq.model.loading import load_config
+from moespeq.model.tokenizer import Tokenizer
 from moespeq.prepare.experts import ExpertReader
 from moespeq.store import open_checkpoint
 from moespeq.types import ExpertKey
@@ -254,20 +255,44 @@ def test_more_layers_than_tensors_are_refused_before_a_model_is_built(
         read_map(qwen)
 
 
-@pytest.mark.parametrize(("dtype", "says"), [(torch.float16, "is F16"), (torch.float32, "is F32")])
-def test_experts_that_are_not_bf16_are_refused_with_the_conversion(
-    tmp_path: Path, dtype: torch.dtype, says: str
-) -> None:
-    folder = make_tiny("mixtral", tmp_path / "m", dtype=dtype)
-    with pytest.raises(UnsupportedModelError, match=rf"{says}.*dtype=torch\.bfloat16"):
-        read_map(folder)
+@pytest.mark.parametrize(("dtype", "says"), [(torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float32, "F32")])
+def test_the_map_says_what_experts_are_written_in(tmp_path: Path, dtype: torch.dtype, says: str) -> None:
+    assert read_map(make_tiny("mixtral", tmp_path / "m", dtype=dtype)).dtypes == (says,) * 3
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4"])
+def test_a_layer_of_two_dtypes_is_refused(qwen: Path) -> None:
+    name = "model.layers.1.mlp.experts.7.down_proj.weight"
+    rewrite(qwen, lambda tensors: tensors.update({name: tensors[name].half()}))
+    with pytest.raises(UnsupportedModelError, match=rf"{name}' is F16 and others of its layer are BF16"):
+        read_map(qwen)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
 def test_a_quantised_checkpoint_is_refused_and_told_what_to_use(qwen: Path, method: str) -> None:
     edit_config(qwen, quantization_config={"quant_method": method})
     with pytest.raises(UnsupportedModelError, match=rf"qwen3_moe.*\({method}\).*use the bf16 checkpoint"):
         read_map(qwen)
+
+
+@pytest.mark.parametrize("end", ["qweight", "qzeros"])
+def test_packed_weights_that_no_config_owns_up_to_are_refused(qwen: Path, end: str) -> None:
+    name = f"model.layers.0.mlp.experts.0.gate_proj.{end}"
+    rewrite(qwen, lambda tensors: tensors.update({name: torch.zeros(8, 8, dtype=torch.int32)}))
+    with pytest.raises(UnsupportedModelError, match=rf"{end}'.*\(GPTQ or AWQ\).*use the bf16 checkpoint"):
+        read_map(qwen)
+
+
+def test_code_in_a_checkpoint_of_a_known_family_is_never_run(qwen: Path) -> None:
+    ran = qwen / "ran"
+    (qwen / "mine.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Mine: pass\n")
+    auto_map = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
+    edit_config(qwen, auto_map=auto_map)
+    path = qwen / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": auto_map}))
+    assert read_map(qwen).model_type == "qwen3_moe"
+    assert Tokenizer.load(qwen) is not None
+    assert type(load_config(qwen)).__module__.startswith("transformers.")
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(

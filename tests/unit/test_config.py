@@ -207,6 +207,7 @@ def test_every_default_is_legal_and_every_size_is_automatic() -> None:
     automatic = {field.name for field in fields(options) if getattr(options, field.name) in (None, "auto")}
     assert automatic == {
         "base_memory",
+        "convert_to",
         "device",
         "device_memory",
         "eviction",

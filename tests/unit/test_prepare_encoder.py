@@ -25,7 +25,7 @@ def matrices() -> list[Tensor]:
     return [torch.randn(shape, generator=generator).bfloat16() for shape in SHAPES]
 
 
-@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
 def test_an_expert_comes_back_and_its_checksums_are_its_bytes(matrices: list[Tensor], layout: Layout) -> None:
     with ExpertEncoder(DEFAULT_FORMAT, "cpu") as encoder:
         expert = encoder.encode(matrices, layout)

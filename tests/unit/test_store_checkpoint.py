@@ -55,6 +55,21 @@ def test_every_other_small_file_of_the_top_level_is_kept_and_the_rest_is_named(
     assert checkpoint.not_kept() == (r"'bad\x1bname'", "link", "model.gguf", "original/")
 
 
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.pt"]
+)
+def test_pickles_are_never_opened_and_refused_with_the_conversion(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(CheckpointError, match=rf"pickles \({name}\).*never are here; .*save_pretrained\(NEW_FOLDER\)"):
+        open_checkpoint(tmp_path)
+
+
+def test_pickles_beside_safetensors_do_no_harm(sharded: Path) -> None:
+    (sharded / "pytorch_model.bin").write_bytes(b"x")
+    assert set(open_checkpoint(sharded).tensors) == {"a", "b", "extra"}
+
+
 def test_shards_beside_a_single_file_are_not_dropped_silently(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_safetensors(sharded / SINGLE_NAME, {"only": ("U8", [1], b"x")})
     assert [path.name for path in open_checkpoint(sharded).kept_files()] == [FIRST, SECOND]

@@ -47,6 +47,7 @@ def command(
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
+    convert_to: options.ConvertTo = None,
     json: options.Json = False,
 ) -> None:
     """Talk with a model by its chat template.
@@ -73,6 +74,7 @@ def command(
         "host_memory": host_memory,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
+        "convert_to": convert_to,
     }
     sampling: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,

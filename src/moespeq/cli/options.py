@@ -15,6 +15,7 @@ __all__ = [
     "SAMPLING",
     "BaseMemory",
     "Chat",
+    "ConvertTo",
     "CtxSize",
     "Device",
     "DeviceMemory",
@@ -160,6 +161,15 @@ HostMemory = Annotated[
         metavar="SIZE",
         help="Host memory for records. By default all of them with a GPU, where 85 % of free memory hold them; else "
         "none.",
+        rich_help_panel=MEMORY,
+    ),
+]
+ConvertTo = Annotated[
+    str | None,
+    typer.Option(
+        "--convert-to",
+        metavar="bf16",
+        help="Round fp32 or fp16 experts of a checkpoint to bf16 when it is prepared; fp32 is refused without it.",
         rich_help_panel=MEMORY,
     ),
 ]

@@ -32,6 +32,7 @@ def command(
     rows: options.Rows = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
+    convert_to: options.ConvertTo = None,
     mode: options.Mode = "speculative",
     json: options.Json = False,
 ) -> None:
@@ -55,6 +56,7 @@ def command(
         "rows": rows,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
+        "convert_to": convert_to,
         "mode": mode,
     }
     refuse_at_once(model, asked)

@@ -21,7 +21,7 @@ __all__ = ["json_of", "print_plan"]
 
 _Row = tuple[str, str, str]
 """A figure's name, the figure, and what it follows from."""
-_DECIDED = ("device", "device_memory", "records", "ctx_size", "rows", "k", "k_max")
+_DECIDED = ("target", "device", "device_memory", "records", "ctx_size", "rows", "k", "k_max")
 _ELSEWHERE = ("base", "num_slots", "host_memory")  # shown beside their sizes
 
 

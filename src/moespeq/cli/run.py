@@ -55,6 +55,7 @@ def command(
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
+    convert_to: options.ConvertTo = None,
     mode: options.Mode = "speculative",
     json: options.Json = False,
 ) -> None:
@@ -84,6 +85,7 @@ def command(
         "host_memory": host_memory,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
+        "convert_to": convert_to,
         "mode": mode,
     }
     sampling: dict[str, Any] = {

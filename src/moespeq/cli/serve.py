@@ -80,6 +80,7 @@ def command(
     host_memory: options.HostMemory = None,
     threads: options.Threads = None,
     link_bandwidth: options.LinkBandwidth = None,
+    convert_to: options.ConvertTo = None,
     json: options.Json = False,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API.
@@ -106,6 +107,7 @@ def command(
         "host_memory": host_memory,
         "threads": threads,
         "link_bytes_per_s": link_bandwidth,
+        "convert_to": convert_to,
         "prefill_rows": prefill_rows,
         "prefix_cache": prefix_cache,
     }

@@ -20,7 +20,7 @@ from moespeq.decode.prefix_cache import PrefixCache
 from moespeq.decode.tier import Tier, governor_for, residency_options
 from moespeq.decode.tier_cpu import cpu_tier
 from moespeq.model.image_reader import ImageReader
-from moespeq.model.loading import load_config, load_generation_config
+from moespeq.model.loading import compute_dtype, load_config, load_generation_config
 from moespeq.model.tokenizer import Tokenizer
 from moespeq.plan import MemoryPlan, most_image_tok
 from moespeq.progress import Meter, ProgressSink
@@ -40,12 +40,13 @@ def open_engine(
     path: Path,
     options: LoadOptions,
     *,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
     progress: ProgressSink | None = None,
 ) -> Engine:
     """Load the store at `path`. Raises BudgetError before anything is loaded when it does not fit.
 
-    dtype: what dense weights and products are computed in; the experts' weights are the same bits in any.
+    dtype: what dense weights and products are computed in, by default as `compute_dtype` says; the experts' weights are
+    the same bits in any that holds them.
     progress: hears of dense weights and base as they are read, and of what is done before and behind that; host memory
     fills later, see `Engine.host_fill`.
     """
@@ -82,8 +83,9 @@ def _report(engine: Engine, *, is_draft_lost: bool) -> None:
         _log.debug("plan: %s: %s", name, reason)
 
 
-def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, meter: Meter) -> Engine:
+def _assemble(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype | None, meter: Meter) -> Engine:
     manifest, config, clock = store.manifest, load_config(store.model_folder), MonotonicClock()
+    dtype = dtype or compute_dtype(config, manifest.layouts)
     meter.add(0, "building the model")
     tier = _tier(store, options, plan, dtype, clock, meter)
     meter.add(0, "making caches and tokenizer ready")
@@ -147,5 +149,5 @@ def _tier(
     if options.device == "cuda":
         from moespeq.decode.tier_cuda import cuda_tier  # triton, which a CPU needs not have
 
-        return cuda_tier(store, options, plan, clock, meter)
+        return cuda_tier(store, options, plan, dtype, clock, meter)
     return cpu_tier(store, options, plan, dtype, clock, meter)

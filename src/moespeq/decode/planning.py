@@ -4,6 +4,7 @@ would be made, the machine they meet, and what "auto" records become. `plan` dec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +15,7 @@ from moespeq.hardware.cores import physical_cores
 from moespeq.hardware.gpu import require_gpu
 from moespeq.hardware.memory import available_host_bytes
 from moespeq.kernels.geometry import READ_AHEAD_BYTES
+from moespeq.model.dense_weights import loaded_bytes
 from moespeq.model.loading import describe, load_config
 from moespeq.nested import Layout
 from moespeq.plan import Machine, MemoryNeeds, MemoryPlan, least_memory_bytes, plan_memory, resolve_options
@@ -21,7 +23,16 @@ from moespeq.plan.profile import MachineProfile, default_profile_path
 from moespeq.store import DiskSource, Store
 from moespeq.transfer import host_arena_bytes, plain_record_bytes, slot_stride_bytes
 
-__all__ = ["ModelSizes", "StoreSizes", "machine_for", "needs_of", "plan_for", "plan_of", "record_choices"]
+__all__ = [
+    "ModelSizes",
+    "StoreSizes",
+    "machine_for",
+    "needs_of",
+    "plan_for",
+    "plan_of",
+    "record_choices",
+    "tell_target",
+]
 
 _ON_DEMAND_RECORDS = {
     "store": "store: its records are plain and need no base",
@@ -30,12 +41,16 @@ _ON_DEMAND_RECORDS = {
 
 
 class ModelSizes(Protocol):
-    """A store as planning sees it. base_bits: of a code; base_bytes: of all experts; is_plain: records need no base."""
+    """A store as planning sees it. base_bits: of a code; base_bytes: of all experts; is_plain: records need no base;
+    target: what the experts are where they are not bf16 and what follows, for people; else "".
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def is_plain(self) -> bool: ...
+    @property
+    def target(self) -> str: ...
     @property
     def base_bits(self) -> int: ...
     @property
@@ -59,7 +74,11 @@ class StoreSizes:
 
     @property
     def is_plain(self) -> bool:
-        return all(layout is Layout.PLAIN for layout in self._manifest.layouts)
+        return not any(layout.needs_base for layout in self._manifest.layouts)
+
+    @property
+    def target(self) -> str:
+        return tell_target(self._manifest.layouts, self._manifest.base_format.bits)
 
     @property
     def base_bits(self) -> int:
@@ -94,12 +113,13 @@ def needs_of(store: Store, records: RecordForm = "store") -> MemoryNeeds:
     num_bytes = {key: plain_bytes or source.num_bytes(key) for key in keys}
     return MemoryNeeds(
         shape=shape,
-        dense_bytes=sum(entry.num_bytes for file in store.dense_files() for entry in file.entries),
+        dense_bytes=sum(loaded_bytes(file.entries) for file in store.dense_files()),
         base_bytes=manifest.base_file_bytes,
         slot_bytes=slot_stride_bytes(max(num_bytes.values()) + READ_AHEAD_BYTES),
         num_records=len(num_bytes),
         records_bytes=host_arena_bytes(num_bytes),
         model=manifest.name,
+        is_complete=not any(layout.needs_base for layout in manifest.layouts),
     )
 
 
@@ -113,6 +133,24 @@ def plan_of(store: Store, options: LoadOptions) -> tuple[LoadOptions, MemoryPlan
 
 def plan_for(sizes: ModelSizes, options: LoadOptions, machine: Machine) -> tuple[LoadOptions, MemoryPlan]:
     """The same of any sizes on any machine. Raises BudgetError or UsageError."""
+    options, plan = _plan_of_records(sizes, options, machine)
+    return options, replace(plan, reasons={**plan.reasons, "target": sizes.target}) if sizes.target else plan
+
+
+def tell_target(layouts: Iterable[Layout], base_bits: int) -> str:
+    """What the experts are where they are not bf16, what their records weigh, and what a base can be beside them."""
+    names = sorted({layout.value for layout in layouts if not layout.is_bf16})
+    if not names:
+        return ""
+    words = f"{' and '.join(names)}: records are the checkpoint's own numbers, whole; the base of {base_bits} bits is"
+    words += " the draft's alone"
+    if Layout.MXFP4.value in names:
+        words += "; one of 4 bits could not be smaller than the target, whose weights have 4.25"
+    return f"{words}; on a GPU torch decodes every record in every pass"
+
+
+def _plan_of_records(sizes: ModelSizes, options: LoadOptions, machine: Machine) -> tuple[LoadOptions, MemoryPlan]:
+    """With the first form of records that fits."""
     *first_choice, last = record_choices(sizes, resolve_options(options, machine))
     for choice in first_choice:
         with suppress(BudgetError):
@@ -138,6 +176,8 @@ def record_choices(sizes: ModelSizes, options: LoadOptions) -> list[LoadOptions]
         raise UsageError(
             "Plain records are decoded for a GPU; a CPU takes a store made by `moespeq prepare --format plain`."
         )
+    if options.records == "plain" and sizes.target:
+        raise UsageError(f"The experts of {sizes.name} are not bf16, which plain records are; leave records out.")
     if options.base_memory is not None:
         return [_with_base_memory(sizes, options, options.base_memory)]
     if options.records != "auto":

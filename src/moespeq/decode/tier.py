@@ -12,7 +12,9 @@ import torch
 
 from moespeq.config import LoadOptions
 from moespeq.decode.prefix_cache import Allocate
+from moespeq.model.dense_weights import dequantize_dense, loaded_bytes
 from moespeq.model.passes import Runner
+from moespeq.model.supported import read_quantization
 from moespeq.plan import DepthLimits, MemoryPlan
 from moespeq.ports import Clock, Mover
 from moespeq.progress import Meter
@@ -43,6 +45,8 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -70,12 +74,13 @@ _GPU_WAVE_BYTES, _GPU_PREFILL_WAVE_BYTES = 20_000_000, 120_000_000
 
 
 def dense_tensors(store: Store, meter: Meter) -> Mapping[str, torch.Tensor]:
-    """Every dense tensor under its source name, in memory of its own."""
+    """Every dense tensor under its source name, in memory of its own; FP8 ones are bf16."""
     tensors = {}
     for entry, data in store.dense_tensors():
-        meter.add(entry.num_bytes, "loading all weights: dense")
+        meter.add(loaded_bytes([entry]), "loading all weights: dense")
         if entry.dtype in _DTYPES:
             tensors[entry.name] = torch.from_numpy(data).view(_DTYPES[entry.dtype]).view(entry.shape)
+    dequantize_dense(tensors, read_quantization(store.model_folder))
     return tensors
 
 

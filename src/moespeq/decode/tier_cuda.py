@@ -31,7 +31,7 @@ from moespeq.model.graphs.capture import GraphPool
 from moespeq.model.graphs.compiled import release_layers
 from moespeq.model.graphs.prefill_experts import PrefillExperts
 from moespeq.model.graphs.runner import GraphRunner
-from moespeq.model.graphs.suitable import activation_of, why_not_graphs
+from moespeq.model.graphs.suitable import activation_of, why_not_graphs, why_not_kernels
 from moespeq.model.graphs.wave_products import DeviceExperts, Release, WaveProducts
 from moespeq.model.loading import load_config, load_without_experts
 from moespeq.model.passes import Runner
@@ -69,10 +69,12 @@ class _Memory:
     geometry: ExpertGeometry
 
 
-def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, meter: Meter) -> Tier:
+def cuda_tier(
+    store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: Clock, meter: Meter
+) -> Tier:
     """Load everything onto the GPU. Raises UsageError, BudgetError, StorageError or StoreError."""
     try:
-        return _load(store, options, plan, clock, meter)
+        return _load(store, options, plan, dtype, clock, meter)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -82,9 +84,9 @@ def cuda_tier(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock
         ) from error
 
 
-def _load(store: Store, options: LoadOptions, plan: MemoryPlan, clock: Clock, meter: Meter) -> Tier:
+def _load(store: Store, options: LoadOptions, plan: MemoryPlan, dtype: torch.dtype, clock: Clock, meter: Meter) -> Tier:
     gpu = require_gpu()
-    model = load_without_experts(load_config(store.model_folder), dense_tensors(store, meter), device="cuda")
+    model = load_without_experts(load_config(store.model_folder), dense_tensors(store, meter), dtype, device="cuda")
     memory = _allocate(store, options, plan, meter)
     source = _source(store, options)
     records = HostRecords(
@@ -172,7 +174,7 @@ def _runner(
 ) -> tuple[Runner, Mapping[str, str]]:
     """Graphs where the model allows them, else passes as torch runs them."""
     manifest, bank = store.manifest, memory.bank
-    reason = why_not_graphs(model)
+    reason = why_not_graphs(model) or why_not_kernels(memory.layouts)
     if reason is not None:
         eager = _eager_runner(store, options, plan, model, memory, residency, release)
         return eager, {"draft": f"eager: {reason}", "verify": f"eager: {reason}"}

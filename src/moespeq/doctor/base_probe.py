@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moespeq.errors import StorageError, StoreError
 from moespeq.nested import Base, dequantize_base, encode_base, pack_base, split_base
-from moespeq.prepare.experts import ExpertReader, decode_expert, view_of
+from moespeq.prepare.conversion import as_prepared
+from moespeq.prepare.experts import ExpertReader, are_equal, decode_expert, stored_parts, view_of
 from moespeq.store import Store, open_checkpoint
 from moespeq.transfer import spread
 from moespeq.types import ExpertKey
@@ -44,7 +45,8 @@ def probe_base(store_path: Path, checkpoint: Path | None, num_experts: int = _NU
     with Store.open(store_path) as store:
         reader = None
         if checkpoint is not None:
-            reader = ExpertReader(open_checkpoint(checkpoint), store.pieces(), store.manifest.matrices)
+            seen = as_prepared(open_checkpoint(checkpoint), store)
+            reader = ExpertReader(seen, store.pieces(), store.manifest.matrices)
         keys, damaged = spread(list(store.keys()), num_experts), []
         num_recoded = num_unlike = 0
         error_squares = weight_squares = 0.0
@@ -55,7 +57,7 @@ def probe_base(store_path: Path, checkpoint: Path | None, num_experts: int = _NU
                 damaged.append(str(error))
                 continue
             num_recoded += not torch.equal(_recoded(store, exact), stored)
-            num_unlike += reader is not None and not _are_equal(exact, reader.read(key))
+            num_unlike += reader is not None and not are_equal(stored_parts(store, key), reader.read_parts(key))
             for weight, base in zip(exact, _bases(store, stored), strict=True):
                 wide = weight.double()
                 centre = dequantize_base(base, (weight.shape[0], weight.shape[1]), store.manifest.base_format)
@@ -83,9 +85,3 @@ def _bases(store: Store, stored: Tensor) -> list[Base]:
 
 def _recoded(store: Store, exact: list[Tensor]) -> Tensor:
     return pack_base([encode_base(weight, store.manifest.base_format) for weight in exact])
-
-
-def _are_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Bit for bit: a NaN is like itself."""
-    pairs = zip(ours, theirs, strict=True)
-    return all(torch.equal(one.view(torch.int16), other.contiguous().view(torch.int16)) for one, other in pairs)

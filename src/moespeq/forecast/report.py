@@ -66,7 +66,9 @@ def plan_model(source: str | Path, **options: Any) -> PlanReport:
             return _report(StoreSizes(store), store.manifest.name, str(source), "the store", parsed, machine)
     folder, name = resolve_description(source), name_of(source)
     has_gpu = resolve_options(parsed, machine).device == "cuda"
-    sizes = CheckpointSizes(folder, name, layout=Layout.CODE_WIDTH if has_gpu else Layout.FIXED)
+    sizes = CheckpointSizes(
+        folder, name, layout=Layout.CODE_WIDTH if has_gpu else Layout.FIXED, convert_to=parsed.convert_to
+    )
     words = "config and index; records as large as trained models' are"
     return _report(sizes, name, str(source), words, parsed, machine)
 
@@ -104,6 +106,7 @@ class _Remembered:
 
     def __init__(self, sizes: ModelSizes) -> None:
         self.name, self.is_plain, self.base_bits = sizes.name, sizes.is_plain, sizes.base_bits
+        self.target = sizes.target
         self.base_bytes, self.num_records = sizes.base_bytes, sizes.num_records
         self.needs = cache(sizes.needs)
 

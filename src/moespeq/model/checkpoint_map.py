@@ -23,9 +23,12 @@ from moespeq.errors import CheckpointError, MoespeqError, UnsupportedModelError
 from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.loading import load_config, one_line
+from moespeq.model.quantization import check_tensor_names
+from moespeq.model.scaled_tensors import find_scaled, layer_dtypes
 from moespeq.model.shims import StackedExperts
-from moespeq.model.supported import check_experts, check_family, check_layer_count
+from moespeq.model.supported import check_experts, check_family, check_layer_count, read_quantization
 from moespeq.model.weight_sources import UNCONVERTED, Sources, check_dense_weights, find_sources
+from moespeq.nested import ScaleGrid
 from moespeq.store import Checkpoint, ExpertPiece, TensorEntry
 
 __all__ = ["CheckpointMap", "ModelOutline", "check_family", "map_checkpoint", "outline_model"]
@@ -37,16 +40,19 @@ _MATRIX_NAMES = {"gate_up_proj": "gate_up", "up_proj": "up", "down_proj": "down"
 class CheckpointMap:
     """A checkpoint's routed experts.
 
-    `module_names` are the experts modules in layer order; `matrices` are (name, out, in), the same for every
-    expert; `dense` are the names of all tensors that are no piece of an expert.
+    `module_names` are the experts modules in layer order; `dtypes` what their weights are written in, as safetensors
+    calls it (MXFP4 has no name there); `matrices` are (name, out, in), the same for every expert; `grids` how scales
+    lie over a matrix that has any; `dense` are the names of all tensors that are no piece of an expert.
     """
 
     model_type: str
     module_names: tuple[str, ...]
+    dtypes: tuple[str, ...]
     matrices: tuple[tuple[str, int, int], ...]
     num_experts: int
     top_k: int
     pieces: tuple[ExpertPiece, ...]
+    grids: Mapping[str, ScaleGrid]
     dense: tuple[str, ...]
 
 
@@ -82,30 +88,35 @@ class _Parameter:
 def map_checkpoint(checkpoint: Checkpoint) -> CheckpointMap:
     """Find the routed experts of a checkpoint.
 
-    Raises UnsupportedModelError for a family, dtype or quantisation that moespeq does not take,
-    CheckpointError when the config, an expert or another weight of the model is incomplete.
+    Raises UnsupportedModelError for a family or quantisation that moespeq does not take, CheckpointError when the
+    config, an expert or another weight of the model is incomplete. Which dtypes are taken is not decided here.
     """
     check_family(checkpoint.folder)
     check_layer_count(checkpoint.folder, len(checkpoint.tensors))
+    check_tensor_names(checkpoint.tensors)
     model = _build_empty(checkpoint.folder)
     config, modules = model.config, _experts_modules(model)
     parameters = _parameters(modules)
-    entries = {name: place.entry for name, place in checkpoint.tensors.items()}
+    tensors = {name: place.entry for name, place in checkpoint.tensors.items()}
+    scaled = find_scaled(tensors, read_quantization(checkpoint.folder))
+    entries = scaled.entries
     first = [parameter for parameter in parameters.values() if parameter.layer == 0]
     top_k = _top_k(model, first[0].num_experts)
     converters, sources = find_sources(model, entries)
     pieces = _find_pieces(converters, sources, parameters, entries)
-    _check_dtypes(pieces, entries)
     _check_coverage(pieces, parameters)
     check_dense_weights(model, parameters, sources, entries)
+    stored, grids = scaled.split(pieces)
     return CheckpointMap(
         model_type=config.model_type,
         module_names=tuple(modules),
+        dtypes=layer_dtypes(pieces, entries, len(modules)),
         matrices=tuple((parameter.matrix, parameter.rows, parameter.cols) for parameter in first),
         num_experts=first[0].num_experts,
         top_k=top_k,
-        pieces=pieces,
-        dense=tuple(sorted(entries.keys() - {piece.tensor for piece in pieces})),
+        pieces=stored,
+        grids=grids,
+        dense=tuple(sorted(tensors.keys() - {piece.tensor for piece in stored})),
     )
 
 
@@ -275,16 +286,6 @@ def _top_k(model: PreTrainedModel, num_experts: int) -> int:
             f"config.json routes every token to {top_k} of {num_experts} experts; {name} must be 1 to {num_experts}."
         )
     return top_k
-
-
-def _check_dtypes(pieces: Sequence[ExpertPiece], entries: Mapping[str, TensorEntry]) -> None:
-    for piece in pieces:
-        dtype = entries[piece.tensor].dtype
-        if dtype != "BF16":
-            raise UnsupportedModelError(
-                f"Expert tensor {piece.tensor!r} is {dtype} and only bf16 experts are stored exactly; "
-                "convert the checkpoint with from_pretrained(..., dtype=torch.bfloat16).save_pretrained(...)."
-            )
 
 
 def _check_coverage(pieces: Sequence[ExpertPiece], parameters: Mapping[str, _Parameter]) -> None:

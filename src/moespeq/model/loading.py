@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,17 @@ from moespeq.model.cache_size import CacheSize, cache_size
 from moespeq.model.empty import empty_model
 from moespeq.model.one_piece import move_in_one_piece
 from moespeq.model.vision import describe_vision
+from moespeq.nested import Layout
 from moespeq.types import ModelShape
 
-__all__ = ["describe", "load_config", "load_generation_config", "load_without_experts", "one_line"]
+__all__ = [
+    "compute_dtype",
+    "describe",
+    "load_config",
+    "load_generation_config",
+    "load_without_experts",
+    "one_line",
+]
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -72,6 +80,15 @@ def one_line(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".")
+
+
+def compute_dtype(config: PreTrainedConfig, layouts: Sequence[Layout]) -> torch.dtype:
+    """What dense weights and products are computed in: bf16; of fp16 experts fp16, as in transformers, which goes by
+    the configuration's dtype where it names one of the two.
+    """
+    if Layout.FP16 not in layouts or config.get_text_config().dtype is torch.bfloat16:
+        return torch.bfloat16
+    return torch.float16
 
 
 def load_without_experts(

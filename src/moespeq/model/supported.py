@@ -11,8 +11,9 @@ from typing import Any
 
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model.families import FAMILIES, REFUSED
+from moespeq.model.quantization import Quantization, quantization_of
 
-__all__ = ["check_experts", "check_family", "check_layer_count"]
+__all__ = ["check_experts", "check_family", "check_layer_count", "read_quantization"]
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MOST_LAYERS = 1_000  # published models have some hundred
@@ -29,13 +30,13 @@ def check_family(folder: Path) -> None:
         raise UnsupportedModelError(
             f"{_why_not(family, config)}; 'moespeq info --families' lists the {len(FAMILIES)} supported families."
         )
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise UnsupportedModelError(
-            f"This {family} checkpoint is quantised ({method}) and moespeq makes its own base from exact "
-            "weights; use the bf16 checkpoint of the same model instead."
-        )
+    quantization_of(family, config)
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """How the weights of a checkpoint are quantised. Raises as `check_family`."""
+    config = _read_config(folder / "config.json")
+    return quantization_of(str(config.get("model_type")), config)
 
 
 def check_layer_count(folder: Path, num_tensors: int | None) -> None:

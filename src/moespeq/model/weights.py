@@ -95,7 +95,7 @@ class ExpertWeights:
         base_row: the row of its base in the bank, or NO_ROW: the base lies in front of it in the slot.
         """
         layout, record = self.layouts[layer], self.slots[slot]
-        if layout is Layout.PLAIN:
+        if not layout.needs_base:
             up, down = decode_record(record, (), self.shapes, self.fmt, layout)
             return up.to(dtype), down.to(dtype)
         if base_row != NO_ROW:

@@ -10,14 +10,18 @@ from __future__ import annotations
 from moespeq.nested.base import Base, dequantize_base, encode_base, unpack_codes
 from moespeq.nested.format import DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.nested.record import (
+    Written,
     base_record_bytes,
     decode_record,
     encode_record,
+    exact_weight,
     pack_base,
     residual_bits,
     split_base,
+    split_record,
 )
 from moespeq.nested.residual import decode, encode_residual
+from moespeq.nested.scaled import Scaled, ScaleGrid
 from moespeq.nested.tiles import TILE, TileGrid
 from moespeq.nested.widths import Field, code_fields
 
@@ -28,7 +32,10 @@ __all__ = [
     "BaseFormat",
     "Field",
     "Layout",
+    "ScaleGrid",
+    "Scaled",
     "TileGrid",
+    "Written",
     "base_record_bytes",
     "code_fields",
     "decode",
@@ -37,8 +44,10 @@ __all__ = [
     "encode_base",
     "encode_record",
     "encode_residual",
+    "exact_weight",
     "pack_base",
     "residual_bits",
     "split_base",
+    "split_record",
     "unpack_codes",
 ]

@@ -33,8 +33,8 @@ class Base:
 
 
 def encode_base(weight: Tensor, fmt: BaseFormat) -> Base:
-    """Quantize a bf16 matrix [R, C], rounding to the nearest step; non-finite weights take the zero code."""
-    assert weight.dtype is torch.bfloat16, weight.dtype
+    """Quantize a bf16 or fp16 matrix [R, C], rounding to the nearest step; non-finite weights take the zero code."""
+    assert weight.dtype in (torch.bfloat16, torch.float16), weight.dtype
     groups = _as_groups(weight.float().nan_to_num_(0.0, 0.0, 0.0), fmt)  # [R, N, width]
     low, high = groups.aminmax(dim=2)
     if fmt.zero_point:

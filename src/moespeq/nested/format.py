@@ -19,11 +19,32 @@ SUPPORTED_BITS = (2, 3, 4)
 
 
 class Layout(Enum):
-    """How a record stores what the base lacks; the values are the names in manifests and options."""
+    """What a record holds: what the base lacks of bf16 weights, or the target's own numbers.
+
+    The values are the names in manifests and options.
+    """
 
     FIXED = "nested"
     CODE_WIDTH = "code-width"
     PLAIN = "plain"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    MXFP4 = "mxfp4"
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether a record is decoded with its base; the others are complete, and the base is the draft's alone."""
+        return self in (Layout.FIXED, Layout.CODE_WIDTH)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether a matrix is codes and scales in the checkpoint too, and bf16 only where it is multiplied with."""
+        return self in (Layout.FP8, Layout.MXFP4)
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether the target's weights are bf16 in the checkpoint, so that the layout is a choice."""
+        return self.needs_base or self is Layout.PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,25 @@ from torch import Tensor
 from moespeq.nested.base import Base
 from moespeq.nested.format import BaseFormat, Layout
 from moespeq.nested.residual import encode_residual, read_residual
+from moespeq.nested.scaled import Scaled, dequantize, scaled_sections, take_scaled
 from moespeq.nested.sections import Reader, align, join_sections
 
-__all__ = ["base_record_bytes", "decode_record", "encode_record", "pack_base", "residual_bits", "split_base"]
+__all__ = [
+    "Written",
+    "base_record_bytes",
+    "decode_record",
+    "encode_record",
+    "exact_weight",
+    "pack_base",
+    "residual_bits",
+    "split_base",
+    "split_record",
+]
 
 Shapes = Sequence[tuple[int, int]]
+Written = Tensor | Scaled
+"""A matrix as the checkpoint has it: numbers, or codes and scales."""
+_DTYPES = {Layout.PLAIN: torch.bfloat16, Layout.FP16: torch.float16}
 
 
 def base_record_bytes(shapes: Shapes, fmt: BaseFormat) -> int:
@@ -54,26 +68,49 @@ def _take_base(reader: Reader, rows: int, cols: int, fmt: BaseFormat) -> Base:
     return Base(codes, scales, zeros)
 
 
-def encode_record(weights: Sequence[Tensor], bases: Sequence[Base], fmt: BaseFormat, layout: Layout) -> Tensor:
-    """Return the residual record, uint8 [n], of an expert's bf16 matrices; a plain one needs no bases."""
-    if layout is Layout.PLAIN:
-        return join_sections(weights)
-    parts = [encode_residual(weight, base, fmt, layout) for weight, base in zip(weights, bases, strict=True)]
+def encode_record(weights: Sequence[Written], bases: Sequence[Base], fmt: BaseFormat, layout: Layout) -> Tensor:
+    """Return the record, uint8 [n], of an expert's matrices, in the layout's dtype; a complete one needs no bases."""
+    if not layout.needs_base:
+        return join_sections([section for weight in weights for section in _sections(weight, layout)])
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    parts = [encode_residual(weight, base, fmt, layout) for weight, base in zip(plain, bases, strict=True)]
     return torch.cat(parts)
+
+
+def _sections(weight: Written, layout: Layout) -> tuple[Tensor, ...]:
+    """A matrix of a complete record."""
+    if isinstance(weight, Scaled):
+        assert layout.has_scales, layout
+        return scaled_sections(weight)
+    assert weight.dtype is _DTYPES[layout], (weight.dtype, layout)
+    return (weight,)
 
 
 def decode_record(
     record: Tensor, bases: Sequence[Base], shapes: Shapes, fmt: BaseFormat, layout: Layout
 ) -> list[Tensor]:
-    """Return an expert's bf16 matrices, bit for bit; `record` may have slack at its end, as a slot has.
+    """Return the matrices that an expert's products take, bit for bit; `record` may have slack at its end.
 
-    Raises StoreError when the record is too short. Plain records need no bases and yield views, valid as long
-    as the bytes stay; the other layouts yield fresh tensors.
+    Raises StoreError when the record is too short. Plain and fp16 records need no bases and yield views, valid as
+    long as the bytes stay; the other layouts yield fresh tensors.
     """
+    if not layout.needs_base:
+        return [exact_weight(weight, layout) for weight in split_record(record, shapes, layout)]
     reader = Reader(record)
-    if layout is Layout.PLAIN:
-        return [reader.take(2 * rows * cols).view(torch.bfloat16).view(rows, cols) for rows, cols in shapes]
     return [read_residual(base, reader, shape, fmt, layout) for base, shape in zip(bases, shapes, strict=True)]
+
+
+def split_record(record: Tensor, shapes: Shapes, layout: Layout) -> list[Written]:
+    """The matrices of a complete record as the checkpoint has them: views, valid as long as the bytes stay."""
+    reader = Reader(record)
+    if layout.has_scales:
+        return [take_scaled(reader, shape, layout) for shape in shapes]
+    return [reader.take(2 * rows * cols).view(_DTYPES[layout]).view(rows, cols) for rows, cols in shapes]
+
+
+def exact_weight(weight: Written, layout: Layout) -> Tensor:
+    """What a matrix of the checkpoint is multiplied as: itself, or the bf16 that codes and scales stand for."""
+    return dequantize(weight, layout) if isinstance(weight, Scaled) else weight
 
 
 def residual_bits(record_bytes: int, shapes: Shapes) -> float:

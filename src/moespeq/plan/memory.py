@@ -35,6 +35,7 @@ _GPU_SHARE = 0.95  # of the free GPU memory; the rest is what others may still t
 class MemoryNeeds:
     """Sizes that follow from a store. slot_bytes: room of one slot; num_records: all routed experts;
     records_bytes: an arena in host memory that holds all of their records; model: the store's name.
+    is_complete: records are the checkpoint's own numbers, so that none would be larger without a base.
     """
 
     shape: ModelShape
@@ -44,6 +45,7 @@ class MemoryNeeds:
     num_records: int
     records_bytes: int
     model: str = ""
+    is_complete: bool = False
 
     @property
     def base_row_bytes(self) -> int:

@@ -40,7 +40,8 @@ def sharing_of(plan: MemoryPlan, needs: MemoryNeeds) -> Sharing | None:
     """None where nothing is drafted, so that nothing is shared."""
     if not plan.num_bases:
         return None
-    more_bytes = max(0, _BF16_BYTES * needs.shape.weights_per_expert - needs.slot_bytes)
+    bf16_bytes = 0 if needs.is_complete else _BF16_BYTES * needs.shape.weights_per_expert
+    more_bytes = max(0, bf16_bytes - needs.slot_bytes)
     in_slots_bytes = plan.num_slots * more_bytes
     in_host_bytes = plan.host_bytes // needs.slot_bytes * more_bytes
     saved_bytes = plan.dense_bytes + plan.kv_bytes + in_slots_bytes + in_host_bytes

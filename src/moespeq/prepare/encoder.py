@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from moespeq.errors import UsageError
-from moespeq.nested import BaseFormat, Layout, encode_base, encode_record, pack_base
+from moespeq.nested import BaseFormat, Layout, Written, encode_base, encode_record, exact_weight, pack_base
 from moespeq.prepare.experts import view_of
 
 __all__ = ["EncodedExpert", "ExpertEncoder", "default_layout"]
@@ -52,8 +52,8 @@ class ExpertEncoder:
         self._fmt, self._device = fmt, _resolve(device)
         self._turn: AbstractContextManager[object] = nullcontext() if self._device == _CPU else threading.Lock()
 
-    def encode(self, matrices: Sequence[Tensor], layout: Layout) -> EncodedExpert:
-        """The records of one expert's bf16 matrices [out, in]."""
+    def encode(self, matrices: Sequence[Written], layout: Layout) -> EncodedExpert:
+        """The records of one expert's matrices [out, in], written as `layout` has them."""
         try:
             with self._turn:
                 base, record = self._encode_on(self._device, matrices, layout)
@@ -61,9 +61,9 @@ class ExpertEncoder:
             base, record = self._encode_on(_CPU, matrices, layout)
         return EncodedExpert(base, record, zlib.crc32(view_of(base)), zlib.crc32(view_of(record)))
 
-    def _encode_on(self, device: torch.device, matrices: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
+    def _encode_on(self, device: torch.device, matrices: Sequence[Written], layout: Layout) -> tuple[Tensor, Tensor]:
         there = [matrix.to(device) for matrix in matrices]
-        bases = [encode_base(matrix, self._fmt) for matrix in there]
+        bases = [encode_base(exact_weight(matrix, layout), self._fmt) for matrix in there]
         return pack_base(bases).cpu(), encode_record(there, bases, self._fmt, layout).cpu()
 
     def __enter__(self) -> Self:

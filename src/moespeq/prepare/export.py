@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 
 from moespeq.errors import StoreError, UsageError
-from moespeq.prepare.experts import decode_expert, piece_bytes
+from moespeq.prepare.experts import piece_bytes, stored_parts
 from moespeq.prepare.export_folder import export_folder
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.workers import ExpertWorkers
@@ -71,7 +71,6 @@ class _Rebuilding:
         self._dense: dict[str, tuple[SafetensorsFile, TensorEntry]] = {
             entry.name: (file, entry) for file in store.dense_files() for entry in file.entries
         }
-        self._matrix_names = [name for name, _, _ in store.manifest.matrices]
 
     def chunks(self, position: int, meter: Meter) -> Iterator[bytes | memoryview]:
         """The bytes of one source file, in order."""
@@ -95,9 +94,8 @@ class _Rebuilding:
         return chain.from_iterable(self._workers.in_order(self._cut_run, runs))
 
     def _cut_run(self, pieces: Sequence[ExpertPiece]) -> list[memoryview]:
-        matrices = decode_expert(self._store, ExpertKey(pieces[0].layer, pieces[0].expert))
-        by_name = dict(zip(self._matrix_names, matrices, strict=True))
-        return [piece_bytes(by_name[piece.matrix], piece) for piece in pieces]
+        parts = stored_parts(self._store, ExpertKey(pieces[0].layer, pieces[0].expert))
+        return [piece_bytes(parts[piece.matrix], piece) for piece in pieces]
 
 
 def _is_of_checkpoint(file: StoredFile) -> bool:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from moespeq import __version__
 from moespeq.errors import CheckpointError, StoreError, StoreInUseError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
-from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes, residual_bits
+from moespeq.nested import BaseFormat, Layout, base_record_bytes, residual_bits
+from moespeq.prepare.conversion import with_bf16_experts
 from moespeq.prepare.encoder import ExpertEncoder, default_layout
-from moespeq.prepare.experts import BF16_BYTES, ExpertReader, view_of
+from moespeq.prepare.experts import ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
+from moespeq.prepare.layouts import EXPECTED_BITS, check_base, default_format, layouts_of
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
@@ -36,13 +40,11 @@ from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
 from moespeq.types import ExpertKey
 
-__all__ = ["EXPECTED_BITS", "prepare_cached", "prepare_store", "write_store"]
+__all__ = ["prepare_cached", "prepare_store", "write_store"]
 
 MAX_RESIDUAL_BITS = 12.0
 _LOOK_EVERY_S = 0.5  # whether another process is done
 COMMIT_BYTES = 256 << 20
-# Of a residual, a weight: measured on four trained models and rounded up. For what must be known before it is encoded.
-EXPECTED_BITS = {Layout.FIXED: 9.0, Layout.CODE_WIDTH: 8.0, Layout.PLAIN: 16.0}
 
 
 def prepare_store(
@@ -50,16 +52,18 @@ def prepare_store(
     out: Path | None = None,
     *,
     layout: Layout | None = None,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
+    convert_to: Literal["bf16"] | None = None,
     progress: ProgressSink | None = None,
 ) -> Path:
     """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
 
-    device: where experts are encoded, by default a GPU where there is one; the bytes are the same. layout: by default
-    the faster one on such a device (see `default_layout`). Goes on where an
-    interrupted run for the same checkpoint and options stopped. Raises CheckpointError, UnsupportedModelError,
-    StoreError (it exists, or another process prepares it) or StorageError (no space).
+    device: where experts are encoded, by default a GPU where there is one; the bytes are the same. layout: of bf16
+    experts, by default the faster one on such a device (see `default_layout`). convert_to: rounds fp32 and fp16 experts
+    to it, with a warning. Goes on where an interrupted run for the same checkpoint and options stopped. Raises
+    CheckpointError, UnsupportedModelError, StoreError (it exists, or another process prepares it) or StorageError (no
+    space).
     """
     folder = resolve_source(source)
     out = out if out is not None else default_output(source)
@@ -67,7 +71,9 @@ def prepare_store(
     if out.resolve() == folder.resolve():
         raise UsageError(f"{out} is the checkpoint itself; choose another output.")
     checkpoint = open_checkpoint(folder)
-    with SourceHasher([file.path for file in checkpoint.files]) as hasher:
+    if convert_to is not None:
+        checkpoint = with_bf16_experts(checkpoint)
+    with SourceHasher(checkpoint.files) as hasher:
         return write_store(
             checkpoint,
             out,
@@ -87,7 +93,7 @@ def write_store(
     name: str,
     digests: Callable[[], Sequence[str]],
     layout: Layout = Layout.FIXED,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
     progress: ProgressSink | None = None,
 ) -> Path:
@@ -96,15 +102,17 @@ def write_store(
     digests: SHA-256 of the files in hexadecimal, asked for at the end. Raises as `prepare_store`.
     """
     mapped = map_checkpoint(checkpoint)
+    fmt, layouts = fmt or default_format(checkpoint.folder), layouts_of(mapped.dtypes, layout)
+    check_base(layouts, fmt)
     identity = {
         "moespeq": __version__,
         "checkpoint": checkpoint.fingerprint(),
         "base_format": fmt.to_json(),
         "layout": layout.value,
     }
-    needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layout)
+    needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layouts)
     with ExpertEncoder(fmt, device) as encoder, StoreWriter(out, identity, needed_bytes=needed_bytes) as writer:
-        job = _Preparation(checkpoint, mapped, fmt, layout, encoder, writer, Meter(progress, checkpoint.size_bytes))
+        job = _Preparation(checkpoint, mapped, fmt, layouts, encoder, writer, Meter(progress, checkpoint.size_bytes))
         job.write_dense()
         job.write_experts()
         writer.finish(job.write_rest(name, digests))
@@ -115,24 +123,31 @@ def prepare_cached(
     source: Path | str,
     *,
     layout: Layout | None = None,
-    fmt: BaseFormat = DEFAULT_FORMAT,
+    fmt: BaseFormat | None = None,
     device: str = "auto",
+    convert_to: Literal["bf16"] | None = None,
     progress: ProgressSink | None = None,
 ) -> Path:
     """The store of `source`: itself when it is one, else the cached one, prepared now if need be.
 
     Where another process prepares it, waits for that, and goes on with it should that process end before it is done.
-    layout: None for the default's, or the other nested one where only that is there already.
+    layout: None for the default's, or the other nested one where only that is there already. convert_to: as of
+    `prepare_store`.
     """
     folder = resolve_source(source)
     if is_store(folder):
         return folder
     first = layout or default_layout(device)
     others = () if layout else (Layout.CODE_WIDTH, Layout.FIXED)
-    outs = [cache_folder_for(folder, name=name_of(source), layout=each, fmt=fmt) for each in (first, *others)]
+    place = partial(
+        cache_folder_for, folder, name=name_of(source), fmt=fmt or default_format(folder), convert_to=convert_to
+    )
+    outs = [place(layout=each) for each in (first, *others)]
     while (there := next(filter(is_store, outs), None)) is None:
         try:
-            return prepare_store(source, outs[0], layout=first, fmt=fmt, device=device, progress=progress)
+            return prepare_store(
+                source, outs[0], layout=first, fmt=fmt, device=device, convert_to=convert_to, progress=progress
+            )
         except StoreInUseError:
             Meter(progress, 1).add(0, "waiting for another process that prepares it")
             time.sleep(_LOOK_EVERY_S)
@@ -150,16 +165,15 @@ class _Preparation:
         checkpoint: Checkpoint,
         mapped: CheckpointMap,
         fmt: BaseFormat,
-        layout: Layout,
+        layouts: Sequence[Layout],
         encoder: ExpertEncoder,
         writer: StoreWriter,
         meter: Meter,
     ) -> None:
-        self._checkpoint, self._mapped, self._fmt, self._layout = checkpoint, mapped, fmt, layout
+        self._checkpoint, self._mapped, self._fmt, self._layouts = checkpoint, mapped, fmt, layouts
         self._encoder, self._writer, self._meter = encoder, writer, meter
         self._num_layers, self._num_experts = len(mapped.module_names), mapped.num_experts
-        self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices)
-        self._expert_bytes = BF16_BYTES * sum(rows * cols for _, rows, cols in mapped.matrices)
+        self._reader = ExpertReader(checkpoint, mapped.pieces, mapped.matrices, mapped.grids)
 
     def write_dense(self) -> None:
         """One file below dense/ for each source file that has other tensors than experts."""
@@ -172,15 +186,16 @@ class _Preparation:
 
     def write_experts(self) -> None:
         """Every layer's base and expert records, from the first record that is not there yet."""
-        self._meter.add(self._writer.num_records * self._expert_bytes, "experts")
+        keys = [ExpertKey(*divmod(position, self._num_experts)) for position in range(self._writer.num_records)]
+        self._meter.add(sum(map(self._reader.num_bytes, keys)), "experts")
         with ExpertWorkers() as workers:
             for layer in range(self._writer.num_records // self._num_experts, self._num_layers):
-                layout = self._writer.durable.layouts.get(layer, self._layout)
+                layout = self._writer.durable.layouts.get(layer, self._layouts[layer])
                 self._append_layer(workers, layer, layout)
-                if layout is not Layout.PLAIN and self._mean_residual_bits(layer) > MAX_RESIDUAL_BITS:
+                if layout.needs_base and self._mean_residual_bits(layer) > MAX_RESIDUAL_BITS:
                     layout = Layout.PLAIN
                     self._writer.restart_layer(layer, layout, self._num_experts)
-                    self._meter.add(-self._num_experts * self._expert_bytes, "experts")
+                    self._meter.add(-self._num_experts * self._reader.num_bytes(ExpertKey(layer, 0)), "experts")
                     self._append_layer(workers, layer, layout)
                 self._writer.commit(layer, layout)
 
@@ -224,15 +239,15 @@ class _Preparation:
         """Append a layer's missing records; the last ones are left for the caller to judge and commit."""
         first = self._writer.num_records - layer * self._num_experts
         keys = [ExpertKey(layer, expert) for expert in range(first, self._num_experts)]
-        uncommitted_bytes = 0
+        expert_bytes, uncommitted_bytes = self._reader.num_bytes(ExpertKey(layer, 0)), 0
         for expert in workers.in_order(lambda key: self._encoder.encode(self._reader.read(key), layout), keys):
             if uncommitted_bytes >= COMMIT_BYTES:
                 self._writer.commit(layer, layout)
                 uncommitted_bytes = 0
             crc32s = expert.base_crc32, expert.record_crc32
             self._writer.append(view_of(expert.base), view_of(expert.record), crc32s=crc32s)
-            uncommitted_bytes += self._expert_bytes
-            self._meter.add(self._expert_bytes, f"layer {layer + 1} of {self._num_layers}")
+            uncommitted_bytes += expert_bytes
+            self._meter.add(expert_bytes, f"layer {layer + 1} of {self._num_layers}")
 
     def _mean_residual_bits(self, layer: int) -> float:
         rows = self._writer.rows(layer * self._num_experts, (layer + 1) * self._num_experts)
@@ -240,12 +255,12 @@ class _Preparation:
         return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
 
 
-def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layout: Layout) -> int:
+def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layouts: Sequence[Layout]) -> int:
     shapes = [(rows, cols) for _, rows, cols in mapped.matrices]
     weights = sum(rows * cols for rows, cols in shapes)
-    num_experts = len(mapped.module_names) * mapped.num_experts
-    dense_bytes = checkpoint.size_bytes - BF16_BYTES * weights * num_experts
-    return dense_bytes + num_experts * (base_record_bytes(shapes, fmt) + int(weights * EXPECTED_BITS[layout] / 8))
+    dense_bytes = sum(checkpoint.tensors[name].entry.num_bytes for name in mapped.dense)
+    record_bytes = sum(int(weights * EXPECTED_BITS[layout] / 8) for layout in layouts)
+    return dense_bytes + mapped.num_experts * (len(layouts) * base_record_bytes(shapes, fmt) + record_bytes)
 
 
 def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:

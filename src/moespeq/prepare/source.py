@@ -20,7 +20,7 @@ from moespeq.model.supported import check_family
 from moespeq.model_place import is_store, local_folder
 from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.store import Store, open_checkpoint
-from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, read_index
+from moespeq.store.checkpoint import INDEX_NAME, PICKLE_INDEX_NAME, SINGLE_NAME, read_index, refuse_pickles
 from moespeq.store.manifest import SCHEMA
 
 __all__ = [
@@ -44,6 +44,8 @@ def resolve_source(source: Path | str) -> Path:
     if small == folder:
         return folder
     index = small / INDEX_NAME
+    if not index.is_file():
+        refuse_pickles(small)  # before they are looked for as safetensors
     weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_NAME]
     return _download(str(source), [*weights, *_SMALL_FILES])
 
@@ -53,7 +55,7 @@ def resolve_description(source: Path | str) -> Path:
     folder = local_folder(source)
     if folder is not None:
         return folder
-    small = _download(str(source), ["config.json", INDEX_NAME])
+    small = _download(str(source), ["config.json", INDEX_NAME, PICKLE_INDEX_NAME])
     check_family(small)
     return small
 
@@ -99,6 +101,7 @@ def cache_folder_for(
     *,
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat = DEFAULT_FORMAT,
+    convert_to: str | None = None,
 ) -> Path:
     """Where a checkpoint folder run for the first time is prepared.
 
@@ -106,7 +109,7 @@ def cache_folder_for(
     checkpoint's fingerprint, the options and the schema, so that a changed checkpoint gets a store of
     its own, and a version that writes another schema does not trip over an old one.
     """
-    options = json.dumps([SCHEMA, fmt.to_json(), layout.value])
+    options = json.dumps([SCHEMA, fmt.to_json(), layout.value, *([convert_to] if convert_to else [])])
     digest = hashlib.sha256((open_checkpoint(checkpoint).fingerprint() + options).encode()).hexdigest()
     return cache_folder() / f"{_last_part(name or name_of(checkpoint))}-{digest[:12]}"
 

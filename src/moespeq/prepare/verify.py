@@ -10,7 +10,8 @@ import torch
 
 from moespeq.config import format_bytes
 from moespeq.errors import StoreError
-from moespeq.prepare.experts import BF16_BYTES, ExpertReader, decode_expert, view_of
+from moespeq.prepare.conversion import as_prepared, converted_from
+from moespeq.prepare.experts import ExpertReader, are_equal, stored_parts, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
@@ -22,12 +23,16 @@ __all__ = ["VerifyReport", "verify_store"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at. Nothing was wrong, or verify_store had raised."""
+    """What was looked at. Nothing was wrong, or verify_store had raised.
+
+    converted_from: the dtypes of experts that were rounded to bf16 before they were prepared, None where none were.
+    """
 
     num_records: int
     num_files: int
     checked_bytes: int
     compared_bits: int
+    converted_from: str | None = None
 
     def summary(self) -> str:
         """For people: what was checked and what was compared."""
@@ -35,7 +40,10 @@ class VerifyReport:
             f"{self.num_records:,} records and {self.num_files:,} files ({format_bytes(self.checked_bytes)}) "
             "match their checksums"
         )
-        return f"{checked}; {self.compared_bits:,} bits equal the checkpoint's" if self.compared_bits else checked
+        rounded = f", its {self.converted_from} experts rounded to bf16" if self.converted_from else ""
+        return (
+            f"{checked}; {self.compared_bits:,} bits equal the checkpoint's{rounded}" if self.compared_bits else checked
+        )
 
 
 def verify_store(path: Path, against: Path | None = None, progress: ProgressSink | None = None) -> VerifyReport:
@@ -45,6 +53,8 @@ def verify_store(path: Path, against: Path | None = None, progress: ProgressSink
     """
     checkpoint = open_checkpoint(against) if against is not None else None
     with Store.open(path) as store:
+        if checkpoint is not None:
+            checkpoint = as_prepared(checkpoint, store)
         keys = list(store.keys())
         checked_bytes = sum(file.size_bytes for file in store.manifest.files)
         checked_bytes += sum(store.base_bytes(key) + store.record_bytes(key) for key in keys)
@@ -53,7 +63,8 @@ def verify_store(path: Path, against: Path | None = None, progress: ProgressSink
         store.pieces()  # Reading the table checks it.
         _check_records(store, keys, meter)
         compared_bytes = _compare(store, checkpoint, keys, meter) if checkpoint else 0
-        return VerifyReport(len(keys), len(store.manifest.files), checked_bytes, 8 * compared_bytes)
+        num_files = len(store.manifest.files)
+        return VerifyReport(len(keys), num_files, checked_bytes, 8 * compared_bytes, converted_from(store))
 
 
 def _check_files(store: Store, meter: Meter) -> None:
@@ -84,10 +95,8 @@ def _compare_experts(store: Store, checkpoint: Checkpoint, keys: Sequence[Expert
     reader = ExpertReader(checkpoint, store.pieces(), store.manifest.matrices)
 
     def is_same(key: ExpertKey) -> bool:
-        pairs = zip(decode_expert(store, key), reader.read(key), strict=True)
-        return all(torch.equal(ours.view(torch.int16), theirs.view(torch.int16)) for ours, theirs in pairs)
+        return are_equal(stored_parts(store, key), reader.read_parts(key))
 
-    expert_bytes = BF16_BYTES * sum(rows * cols for rows, cols in store.manifest.shapes)
     with ExpertWorkers() as workers:
         for key, same in zip(keys, workers.in_order(is_same, keys), strict=True):
             if not same:
@@ -95,8 +104,8 @@ def _compare_experts(store: Store, checkpoint: Checkpoint, keys: Sequence[Expert
                     f"Expert {key.expert} of MoE layer {key.layer} of {store.path} differs from "
                     f"{checkpoint.folder}; prepare the store again."
                 )
-            meter.add(expert_bytes, "comparing experts")
-    return expert_bytes * len(keys)
+            meter.add(reader.num_bytes(key), "comparing experts")
+    return sum(map(reader.num_bytes, keys))
 
 
 def _compare_headers(store: Store, checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from moespeq.store.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, Te
 
 __all__ = [
     "INDEX_NAME",
+    "PICKLE_INDEX_NAME",
     "SINGLE_NAME",
     "Checkpoint",
     "Place",
@@ -25,10 +27,13 @@ __all__ = [
     "is_weights_name",
     "open_checkpoint",
     "read_index",
+    "refuse_pickles",
 ]
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
+_PICKLE_NAME = re.compile(r"(pytorch_)?model.*\.bin(\.index\.json)?|.*\.(pt|pth|ckpt|pkl)")
 _NUM_SAMPLES, _SAMPLE_BYTES = 32, 256
 MAX_KEPT_BYTES = 64 << 20
 # Weights in other formats, pickles, other safetensors than the model's: nothing that a model is loaded from.
@@ -103,6 +108,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         weight_map = read_index(index_path)
         names = sorted(set(weight_map.values()))
     else:
+        refuse_pickles(folder)
         raise CheckpointError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; only safetensors are read.")
     files = tuple(_open_shard(folder / name) for name in names)
     tensors = _index_tensors(files)
@@ -110,6 +116,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if tensor not in tensors or files[tensors[tensor].file].path.name != name:
             raise CheckpointError(f"{index_path} puts {tensor!r} into {name}, which lacks it; download both again.")
     return Checkpoint(folder, files, tensors)
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise CheckpointError where the weights of `folder` are pickles: to open one is to run what it says."""
+    names = (path.name for path in sorted(folder.iterdir()) if path.is_file())
+    pickle = next(filter(_PICKLE_NAME.fullmatch, names), None)
+    if pickle is not None:
+        raise CheckpointError(
+            f"{folder} holds its weights as pickles ({pickle}), which run code when opened and never are here; "
+            "where you trust them, convert them with transformers' from_pretrained(FOLDER, dtype='auto')"
+            ".save_pretrained(NEW_FOLDER), or take a revision of the model that has safetensors."
+        )
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from moespeq.store.safetensors_file import TensorEntry
 
-__all__ = ["ExpertPiece", "pack_pieces", "unpack_pieces"]
+__all__ = ["ExpertPiece", "pack_pieces", "scales_of", "unpack_pieces"]
 
 _WHOLE = -1
 _PIECE = np.dtype(
@@ -50,15 +50,25 @@ class ExpertPiece:
     is_transposed: bool
 
 
+def scales_of(matrix: str) -> str:
+    """What a piece of the scales of `matrix` names as its matrix; its rows are those of the scales."""
+    return f"{matrix}.scales"
+
+
+def _parts(matrices: Sequence[str]) -> list[str]:
+    return [*matrices, *map(scales_of, matrices)]
+
+
 def pack_pieces(pieces: Sequence[ExpertPiece], files: Files, matrices: Sequence[str]) -> bytes:
-    """The table as bytes; a tensor is stored as (file, position by offset), a matrix as its position."""
+    """The table as bytes; a tensor is stored as (file, position by offset), a matrix as its position, scales behind."""
+    parts = _parts(matrices)
     places = {entry.name: (file, i) for file, entries in enumerate(files) for i, entry in enumerate(entries)}
     rows = [
         (
             *places[piece.tensor],
             piece.layer,
             piece.expert,
-            matrices.index(piece.matrix),
+            parts.index(piece.matrix),
             piece.row_start,
             piece.num_rows,
             _WHOLE if piece.index is None else piece.index,
@@ -71,13 +81,14 @@ def pack_pieces(pieces: Sequence[ExpertPiece], files: Files, matrices: Sequence[
 
 def unpack_pieces(data: bytes, files: Files, matrices: Sequence[str]) -> tuple[ExpertPiece, ...]:
     """Inverse of `pack_pieces`."""
+    parts = _parts(matrices)
     table: npt.NDArray[np.void] = np.frombuffer(data, dtype=_PIECE)
     return tuple(
         ExpertPiece(
             tensor=files[file][tensor].name,
             layer=layer,
             expert=expert,
-            matrix=matrices[matrix],
+            matrix=parts[matrix],
             row_start=row_start,
             num_rows=num_rows,
             index=None if index == _WHOLE else index,

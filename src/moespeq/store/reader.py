@@ -145,7 +145,7 @@ class Store:
 class DiskSource:
     """A RecordSource over a store's expert records; the store stays open as long as this is used.
 
-    with_base: each record has its base record in front, unless it is plain and needs none.
+    with_base: each record has its base record in front, unless it needs none.
     """
 
     def __init__(self, store: Store, *, verify: bool = False, with_base: bool = False) -> None:
@@ -168,7 +168,7 @@ class DiskSource:
 
     def front_bytes(self, key: ExpertKey) -> int:
         """Length of the base in front of the record of `key`."""
-        has_front = self._with_base and self._store.layout(key) is not Layout.PLAIN
+        has_front = self._with_base and self._store.layout(key).needs_base
         return self._store.base_bytes(key) if has_front else 0
 
 

@@ -13,10 +13,11 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -118,9 +119,12 @@ def parse_header(header: bytes, size_bytes: int, path: Path) -> tuple[TensorEntr
     return tuple(entries)
 
 
-def build_header(entries: Sequence[TensorEntry]) -> bytes:
-    """The header of a file that holds these tensors one after the other; their own offsets are not used."""
-    fields: dict[str, Any] = {_METADATA_KEY: {"format": "pt"}}
+def build_header(entries: Sequence[TensorEntry], notes: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """The header of a file that holds these tensors one after the other; their own offsets are not used.
+
+    notes: texts for its metadata.
+    """
+    fields: dict[str, Any] = {_METADATA_KEY: {"format": "pt", **notes}}
     end = 0
     for entry in entries:
         offsets = [end, end + entry.num_bytes]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from moespeq.kernels.fused import FUSED_ACTIVATIONS
@@ -9,8 +11,9 @@ from moespeq.model.empty import empty_model
 from moespeq.model.families import FAMILIES
 from moespeq.model.quantizer import experts_modules
 from moespeq.model.rotation import looks_at_positions
+from moespeq.nested import Layout
 
-__all__ = ["activation_of", "passes_on_cuda", "why_not_graphs"]
+__all__ = ["activation_of", "passes_on_cuda", "why_not_graphs", "why_not_kernels"]
 
 _ROTATIONS_ON_THE_HOST = frozenset({"phimoe"})  # it makes its frequencies on the CPU, in every call
 
@@ -42,7 +45,13 @@ def why_not_graphs(model: PreTrainedModel) -> str | None:
     return None
 
 
-def passes_on_cuda(config: PreTrainedConfig) -> str:
+def why_not_kernels(layouts: Iterable[Layout]) -> str | None:
+    """None where kernels read every record; others are decoded by torch, into a copy that is written and read."""
+    layout = next((layout for layout in layouts if not layout.is_bf16), None)
+    return None if layout is None else f"no kernel reads {layout.value} records yet, torch decodes each in every pass"
+
+
+def passes_on_cuda(config: PreTrainedConfig, layouts: Iterable[Layout]) -> str:
     """How draft and verify of such a model run on a GPU, for people; nothing is loaded."""
-    reason = why_not_graphs(empty_model(config))
+    reason = why_not_graphs(empty_model(config)) or why_not_kernels(layouts)
     return "CUDA graphs" if reason is None else f"eager: {reason}"
