@@ -73,20 +73,20 @@ def summarize_trace(events: Iterable[Mapping[str, Any]], wall_s: float) -> Activ
     copied_bytes = 0
     for event in events:
         if event.get("cat") == "kernel":
-            kernels.append(_interval(event))
+            kernels.append(interval_of(event))
         elif event.get("cat") == "gpu_memcpy" and _TO_DEVICE in event["name"]:
-            copies.append(_interval(event))
+            copies.append(interval_of(event))
             copied_bytes += int(event["args"]["bytes"])
-    kernel_s, copy_s = _covered_s(kernels), _covered_s(copies)
-    both_s = kernel_s + copy_s - _covered_s(kernels + copies)
+    kernel_s, copy_s = covered_s(kernels), covered_s(copies)
+    both_s = kernel_s + copy_s - covered_s(kernels + copies)
     return Activity(wall_s, kernel_s, copy_s, both_s, copied_bytes)
 
 
-def _interval(event: Mapping[str, Any]) -> Interval:
+def interval_of(event: Mapping[str, Any]) -> Interval:
     return event["ts"] * _US, (event["ts"] + event["dur"]) * _US
 
 
-def _covered_s(intervals: list[Interval]) -> float:
+def covered_s(intervals: list[Interval]) -> float:
     """Length of the union."""
     total_s, end_s = 0.0, float("-inf")
     for begin, end in sorted(intervals):
