@@ -34,6 +34,14 @@ def command(
         str,
         typer.Option("--device", metavar="auto|cpu|cuda", help="Where experts are encoded; the bytes are the same."),
     ] = "auto",
+    elsewhere: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--elsewhere",
+            metavar="DIR",
+            help="A folder on another disk for a share of the expert records; may be given several times.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Turn a checkpoint into a store.
@@ -56,7 +64,9 @@ def command(
     if out is not None:
         note_new_folder(out)
     with progress_bar() as bar, resumable():
-        store = prepare_store(model, out, layout=layout, fmt=fmt, device=device, progress=bar)
+        store = prepare_store(
+            model, out, layout=layout, fmt=fmt, device=device, elsewhere=elsewhere or (), progress=bar
+        )
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     if json:

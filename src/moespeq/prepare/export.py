@@ -21,7 +21,6 @@ from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
 from moespeq.store import ExpertPiece, SafetensorsFile, SourceFile, Store, StoredFile, TensorEntry
-from moespeq.store.checkpoint import INDEX_NAME
 from moespeq.store.disk_space import require_free, storage_errors
 from moespeq.types import ExpertKey
 
@@ -36,7 +35,7 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
     """
     with Store.open(path) as store:
         source = store.manifest.source
-        kept = [file for file in store.manifest.files if _is_of_checkpoint(file)]
+        kept = [file for file in store.manifest.files if file.is_exported]
         files: list[SourceFile | StoredFile] = [*source, *kept]
         with export_folder(out, {file.name for file in files}):
             is_done = {file.name: _is_there(out / file.name, file.size_bytes, file.sha256) for file in files}
@@ -98,11 +97,6 @@ class _Rebuilding:
         matrices = decode_expert(self._store, ExpertKey(pieces[0].layer, pieces[0].expert))
         by_name = dict(zip(self._matrix_names, matrices, strict=True))
         return [piece_bytes(by_name[piece.matrix], piece) for piece in pieces]
-
-
-def _is_of_checkpoint(file: StoredFile) -> bool:
-    """Whether a stored file is one of the checkpoint's own files."""
-    return file.folder in ("model", "other") or (file.folder == "headers" and file.name == INDEX_NAME)
 
 
 def _is_there(path: Path, size_bytes: int, sha256: str) -> bool:

@@ -31,6 +31,8 @@ from moespeq.store import (
     open_checkpoint,
 )
 from moespeq.store.checkpoint import INDEX_NAME, is_weights_name
+from moespeq.store.elsewhere import require_separate
+from moespeq.store.manifest import SCHEMA
 from moespeq.store.output_path import require_new_name
 from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
@@ -52,12 +54,14 @@ def prepare_store(
     layout: Layout | None = None,
     fmt: BaseFormat = DEFAULT_FORMAT,
     device: str = "auto",
+    elsewhere: Sequence[Path] = (),
     progress: ProgressSink | None = None,
 ) -> Path:
     """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
 
     device: where experts are encoded, by default a GPU where there is one; the bytes are the same. layout: by default
-    the faster one on such a device (see `default_layout`). Goes on where an
+    the faster one on such a device (see `default_layout`). elsewhere: folders on other disks; the layers' expert
+    records are dealt to them and to `out` in turn. Goes on where an
     interrupted run for the same checkpoint and options stopped. Raises CheckpointError, UnsupportedModelError,
     StoreError (it exists, or another process prepares it) or StorageError (no space).
     """
@@ -76,6 +80,7 @@ def prepare_store(
             layout=layout or default_layout(device),
             fmt=fmt,
             device=device,
+            elsewhere=elsewhere,
             progress=progress,
         )
 
@@ -89,6 +94,7 @@ def write_store(
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat = DEFAULT_FORMAT,
     device: str = "auto",
+    elsewhere: Sequence[Path] = (),
     progress: ProgressSink | None = None,
 ) -> Path:
     """The store of an open checkpoint, whose tensors may come from anywhere that its files can read.
@@ -96,14 +102,30 @@ def write_store(
     digests: SHA-256 of the files in hexadecimal, asked for at the end. Raises as `prepare_store`.
     """
     mapped = map_checkpoint(checkpoint)
+    require_separate(out, elsewhere)
+    num_layers = len(mapped.module_names)
+    if len(elsewhere) >= num_layers:
+        raise UsageError(f"{num_layers} MoE layers cannot be dealt to {len(elsewhere)} more folders; give fewer.")
     identity = {
         "moespeq": __version__,
+        "schema": SCHEMA,
         "checkpoint": checkpoint.fingerprint(),
         "base_format": fmt.to_json(),
         "layout": layout.value,
+        "elsewhere": [str(folder.resolve()) for folder in elsewhere],
     }
-    needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layout)
-    with ExpertEncoder(fmt, device) as encoder, StoreWriter(out, identity, needed_bytes=needed_bytes) as writer:
+    other_bytes, records_bytes = _expected_bytes(checkpoint, mapped, fmt, layout)
+    with (
+        ExpertEncoder(fmt, device) as encoder,
+        StoreWriter(
+            out,
+            identity,
+            num_experts=mapped.num_experts,
+            needed_bytes=other_bytes + _share(records_bytes, num_layers, 1 + len(elsewhere)),
+            elsewhere=elsewhere,
+            needed_elsewhere_bytes=_share(records_bytes, num_layers, 1 + len(elsewhere)),
+        ) as writer,
+    ):
         job = _Preparation(checkpoint, mapped, fmt, layout, encoder, writer, Meter(progress, checkpoint.size_bytes))
         job.write_dense()
         job.write_experts()
@@ -179,7 +201,7 @@ class _Preparation:
                 self._append_layer(workers, layer, layout)
                 if layout is not Layout.PLAIN and self._mean_residual_bits(layer) > MAX_RESIDUAL_BITS:
                     layout = Layout.PLAIN
-                    self._writer.restart_layer(layer, layout, self._num_experts)
+                    self._writer.restart_layer(layer, layout)
                     self._meter.add(-self._num_experts * self._expert_bytes, "experts")
                     self._append_layer(workers, layer, layout)
                 self._writer.commit(layer, layout)
@@ -240,12 +262,19 @@ class _Preparation:
         return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
 
 
-def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layout: Layout) -> int:
+def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layout: Layout) -> tuple[int, int]:
+    """(everything else, the files of expert records), of the whole store."""
     shapes = [(rows, cols) for _, rows, cols in mapped.matrices]
     weights = sum(rows * cols for rows, cols in shapes)
     num_experts = len(mapped.module_names) * mapped.num_experts
     dense_bytes = checkpoint.size_bytes - BF16_BYTES * weights * num_experts
-    return dense_bytes + num_experts * (base_record_bytes(shapes, fmt) + int(weights * EXPECTED_BITS[layout] / 8))
+    records_bytes = num_experts * int(weights * EXPECTED_BITS[layout] / 8)
+    return dense_bytes + num_experts * base_record_bytes(shapes, fmt), records_bytes
+
+
+def _share(records_bytes: int, num_layers: int, num_files: int) -> int:
+    """Of the largest file: the first, which gets a layer of every round."""
+    return records_bytes * -(-num_layers // num_files) // num_layers
 
 
 def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:

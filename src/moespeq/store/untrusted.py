@@ -2,8 +2,8 @@
 
 Owns the bounds that hold whatever is parsed: regular files only (a pipe would be waited for), no more bytes than the
 caller allows, no more values than seconds of parsing and some hundred megabytes of memory (100 MB of empty lists are
-33 million objects and take minutes), no key twice (two readers would see two files), and a link only to where a checkpoint's own files
-may lie. What a value may be is the caller's matter.
+33 million objects and take minutes), no key twice (two readers would see two files), and a link only to where a
+checkpoint's own files may lie. What a value may be is the caller's matter.
 """
 
 from __future__ import annotations
