@@ -153,7 +153,7 @@ class Manifest:
             )
         if schema != SCHEMA:
             raise StoreError(
-                f"{path} has schema {shown(schema)} and this version reads schema {SCHEMA}; "
+                f"{path} has schema {schema} and this version reads schema {SCHEMA}; "
                 "prepare the store again with this version."
             )
         return parse_values(values, path)
@@ -164,7 +164,7 @@ def read_values(path: Path) -> dict[str, Any]:
     require_inside(path, path.parent)
     try:
         values = parse_json(read_regular(path, _MOST_BYTES))
-        if not isinstance(values, dict) or "schema" not in values:
+        if not isinstance(values, dict) or type(values.get("schema")) is not int:
             raise StoreError(f"{path} names no schema; prepare the store again.")
         if values.pop("digest", None) != digest_of(values):
             raise StoreError(f"{path} is damaged (it does not match its digest); prepare the store again.")

@@ -17,7 +17,6 @@ from moespeq.errors import StorageError, StoreError
 from moespeq.model_place import MANIFEST_NAME, require_store
 from moespeq.store.manifest import SCHEMA, UPGRADABLE, parse_values, read_values
 from moespeq.store.reader import Store
-from moespeq.store.untrusted import shown
 from moespeq.whole_file import write_whole
 
 __all__ = ["upgrade_store"]
@@ -31,14 +30,12 @@ def upgrade_store(store: Path) -> int | None:
     require_store(store)
     path = store / MANIFEST_NAME
     values = read_values(path)
-    found = values.pop("schema")
+    found: int = values.pop("schema")
     if found == SCHEMA:
         Store.open(store).close()
         return None
     if found not in UPGRADABLE:
-        raise StoreError(
-            f"{path} has schema {shown(found)}, which this version cannot upgrade; prepare the store again."
-        )
+        raise StoreError(f"{path} has schema {found}, which this version cannot upgrade; prepare the store again.")
     for schema in range(found, SCHEMA):
         try:
             _STEPS[schema](values)
@@ -52,7 +49,7 @@ def upgrade_store(store: Path) -> int | None:
         raise StorageError(
             f"{path} cannot be written ({error.strerror}); check the disk and its permissions."
         ) from error
-    return int(found)
+    return found
 
 
 def _several_files(values: dict[str, Any]) -> None:
