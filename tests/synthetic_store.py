@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moespeq.nested import DEFAULT_FORMAT, Layout
 from moespeq.store import ExpertPiece, Manifest, SourceFile, StoreWriter, TensorEntry
+from moespeq.store.manifest import digest_of
 from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
 
@@ -103,6 +104,19 @@ def source_entries() -> list[TensorEntry]:
 def source_header() -> bytes:
     """The source file's header."""
     return build_header(source_entries())
+
+
+def add_source_header(store: Path) -> None:
+    """Give a finished store the header of its source file, which names the tensors of its pieces."""
+    header = source_header()
+    (store / "headers").mkdir()
+    (store / "headers" / "model.safetensors").write_bytes(header)
+    values = json.loads((store / "manifest.json").read_text())
+    del values["digest"]
+    stored = {"path": "headers/model.safetensors", "size_bytes": len(header)}
+    values["files"].append({**stored, "sha256": hashlib.sha256(header).hexdigest()})
+    values["source"][0].update(size_bytes=len(header) + sum(entry.num_bytes for entry in source_entries()))
+    (store / "manifest.json").write_text(json.dumps({**values, "digest": digest_of(values)}))
 
 
 def build(out: Path, *, elsewhere: Sequence[Path] = ()) -> Path:

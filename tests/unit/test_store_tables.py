@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Callable
@@ -183,13 +182,7 @@ def test_a_manifest_that_disagrees_with_the_record_table_is_refused(
     ],
 )
 def test_a_piece_that_is_no_part_of_an_expert_or_of_its_tensor_is_refused(store: Path, field: str, value: int) -> None:
-    header = synthetic_store.source_header()
-    (store / "headers").mkdir()
-    (store / "headers" / "model.safetensors").write_bytes(header)
-    stored = {"path": "headers/model.safetensors", "size_bytes": len(header)}
-    stored["sha256"] = hashlib.sha256(header).hexdigest()
-    edit(store, lambda values: values["files"].append(stored))
-    edit(store, lambda values: values["source"][0].update(size_bytes=len(header) + 6 * 256))
+    synthetic_store.add_source_header(store)
     with Store.open(store) as opened:
         assert len(opened.pieces()) == 6
     table = np.frombuffer(bytearray((store / "pieces.bin").read_bytes()), dtype=pieces._PIECE)
