@@ -20,7 +20,7 @@ from moespeq.store import Store, StoreWriter
 from synthetic_store import files_of
 
 SCRIPT = Path(__file__).parents[1] / "killed_runs.py"
-NUM_POINTS = int(os.environ.get("KILL_POINTS", "6"))
+NUM_POINTS = int(os.environ.get("KILL_POINTS", "4"))
 
 
 @pytest.fixture(scope="module")

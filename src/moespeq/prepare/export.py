@@ -45,7 +45,7 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
                 _write_source(store, out, is_done, Meter(progress, sum(file.size_bytes for file in source)))
                 for file in kept:
                     if not is_done[file.name]:
-                        _write(out / file.name, [(path / file.path).read_bytes()], file.sha256)
+                        _write(out / file.name, [store.file_bytes(file)], file.sha256)
     return out
 
 

@@ -18,7 +18,7 @@ from moespeq.errors import CheckpointError, StorageError, StoreError
 from moespeq.nested import Layout
 from moespeq.store.agreement import check_pieces, check_records
 from moespeq.store.elsewhere import require_inside
-from moespeq.store.manifest import Manifest, Table
+from moespeq.store.manifest import Manifest, StoredFile, Table
 from moespeq.store.pieces import ExpertPiece, unpack_pieces
 from moespeq.store.record_file import RecordFile
 from moespeq.store.records import ROW_BYTES, RecordTable, experts_file_names
@@ -132,6 +132,10 @@ class Store:
             ) from error
         check_pieces(pieces, self.manifest, entries, path)
         return pieces
+
+    def file_bytes(self, file: StoredFile) -> bytes:
+        """A small file as it is, unchecked. Raises StorageError."""
+        return _read(self.path / file.path)
 
     def source_header(self, position: int) -> bytes:
         """The header of a source file, verbatim; `position` is its place in `manifest.source`."""

@@ -93,7 +93,9 @@ class SafetensorsFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise StorageError(f"Reading {self.path} at byte {offset} failed: {error.strerror}.") from error
+            raise StorageError(
+                f"Reading {self.path} at byte {offset} failed ({error.strerror}); check the disk."
+            ) from error
         return buffer
 
     def chunks(self, entry: TensorEntry, chunk_bytes: int) -> Iterator[memoryview]:
