@@ -151,21 +151,21 @@ class Manifest:
                 f"{path} has schema {schema} and this version reads schema {SCHEMA}; `moespeq upgrade {store}` changes "
                 "it without touching a weight."
             )
-        if schema != SCHEMA:
-            raise StoreError(
-                f"{path} has schema {schema} and this version reads schema {SCHEMA}; "
-                "prepare the store again with this version."
-            )
         return parse_values(values, path)
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """What a manifest of any schema says, its digest checked and taken away. Raises StoreError."""
+    """What a manifest of this or an upgradable schema says, without its digest, which is checked. Raises StoreError."""
     require_inside(path, path.parent)
     try:
         values = parse_json(read_regular(path, _MOST_BYTES))
         if not isinstance(values, dict) or type(values.get("schema")) is not int:
             raise StoreError(f"{path} names no schema; prepare the store again.")
+        if (schema := values["schema"]) not in (SCHEMA, *UPGRADABLE):
+            raise StoreError(
+                f"{path} has schema {schema} and this version reads schema {SCHEMA}; prepare the store again with this "
+                "version."
+            )
         if values.pop("digest", None) != digest_of(values):
             raise StoreError(f"{path} is damaged (it does not match its digest); prepare the store again.")
     except (OSError, ValueError, RecursionError) as error:

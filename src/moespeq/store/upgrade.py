@@ -34,8 +34,6 @@ def upgrade_store(store: Path) -> int | None:
     if found == SCHEMA:
         Store.open(store).close()
         return None
-    if found not in UPGRADABLE:
-        raise StoreError(f"{path} has schema {found}, which this version cannot upgrade; prepare the store again.")
     for schema in range(found, SCHEMA):
         try:
             _STEPS[schema](values)
