@@ -14,7 +14,9 @@ from pathlib import Path
 
 from moespeq.nested import DEFAULT_FORMAT, Layout
 from moespeq.store import ExpertPiece, Manifest, SourceFile, StoreWriter, TensorEntry
+from moespeq.store.manifest import digest_of
 from moespeq.store.pieces import pack_pieces
+from moespeq.store.safetensors_file import build_header
 
 NUM_LAYERS, NUM_EXPERTS = 2, 3
 ROWS, COLS = 8, 16
@@ -39,9 +41,18 @@ def records(sizes: Sequence[int] = RECORD_BYTES) -> list[tuple[bytes, bytes]]:
     return [(stream.randbytes(96), stream.randbytes(size)) for size in sizes]
 
 
-def new_writer(out: Path, *, needed_bytes: int = 0) -> StoreWriter:
+def new_writer(
+    out: Path, *, needed_bytes: int = 0, elsewhere: Sequence[Path] = (), needed_elsewhere_bytes: int = 0
+) -> StoreWriter:
     """The writer that begins `out` or goes on with it."""
-    return StoreWriter(out, IDENTITY, needed_bytes=needed_bytes)
+    return StoreWriter(
+        out,
+        IDENTITY,
+        num_experts=NUM_EXPERTS,
+        needed_bytes=needed_bytes,
+        elsewhere=elsewhere,
+        needed_elsewhere_bytes=needed_elsewhere_bytes,
+    )
 
 
 def append(writer: StoreWriter, layer: int, layout: Layout = Layout.FIXED) -> None:
@@ -54,11 +65,7 @@ def append(writer: StoreWriter, layer: int, layout: Layout = Layout.FIXED) -> No
 
 def finish(writer: StoreWriter) -> None:
     """Write everything after the records, and make the store visible."""
-    entries = [
-        TensorEntry(f"expert.{layer}.{expert}", "BF16", (ROWS, COLS), 0, 2 * ROWS * COLS)
-        for layer in range(NUM_LAYERS)
-        for expert in range(NUM_EXPERTS)
-    ]
+    entries = source_entries()
     pieces = [
         ExpertPiece(entry.name, *divmod(i, NUM_EXPERTS), "up", 0, ROWS, None, False) for i, entry in enumerate(entries)
     ]
@@ -85,9 +92,36 @@ def finish(writer: StoreWriter) -> None:
     )
 
 
-def build(out: Path) -> Path:
+def source_entries() -> list[TensorEntry]:
+    """The experts' tensors of the source file."""
+    return [
+        TensorEntry(f"expert.{layer}.{expert}", "BF16", (ROWS, COLS), 0, 2 * ROWS * COLS)
+        for layer in range(NUM_LAYERS)
+        for expert in range(NUM_EXPERTS)
+    ]
+
+
+def source_header() -> bytes:
+    """The source file's header."""
+    return build_header(source_entries())
+
+
+def add_source_header(store: Path) -> None:
+    """Give a finished store the header of its source file, which names the tensors of its pieces."""
+    header = source_header()
+    (store / "headers").mkdir()
+    (store / "headers" / "model.safetensors").write_bytes(header)
+    values = json.loads((store / "manifest.json").read_text())
+    del values["digest"]
+    stored = {"path": "headers/model.safetensors", "size_bytes": len(header)}
+    values["files"].append({**stored, "sha256": hashlib.sha256(header).hexdigest()})
+    values["source"][0].update(size_bytes=len(header) + sum(entry.num_bytes for entry in source_entries()))
+    (store / "manifest.json").write_text(json.dumps({**values, "digest": digest_of(values)}))
+
+
+def build(out: Path, *, elsewhere: Sequence[Path] = ()) -> Path:
     """A finished store."""
-    with new_writer(out) as writer:
+    with new_writer(out, elsewhere=elsewhere) as writer:
         dense = out.with_name("dense-source")
         writer.write_dense(
             "model.safetensors",

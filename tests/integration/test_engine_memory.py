@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -269,6 +270,23 @@ def test_a_damaged_record_is_named_and_the_engine_lives_on_when_it_is_restored(
             with pytest.raises(StorageError, match=r"experts\.bin.*checksum") as caught:
                 generate(engine)
             assert "\n" not in str(caught.value)
+        experts.write_bytes(whole)
+        assert generate(engine).tokens == answer
+        engine._parts.residency.check()
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_file_cut_while_an_engine_runs_is_named_and_the_engine_lives_on_when_it_is_restored(
+    tiny_store: Path, tmp_path: Path, answer: tuple[int, ...], k: int
+) -> None:
+    store = shutil.copytree(tiny_store, tmp_path / "store")
+    experts = store / "experts.bin"
+    whole = experts.read_bytes()
+    with open_tight(store, 12, k=k) as engine:
+        os.truncate(experts, 5000)
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"experts\.bin ends at byte .* truncated; prepare the store again"):
+                generate(engine)
         experts.write_bytes(whole)
         assert generate(engine).tokens == answer
         engine._parts.residency.check()

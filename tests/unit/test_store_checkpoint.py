@@ -10,7 +10,7 @@ import pytest
 
 from moespeq.errors import CheckpointError
 from moespeq.store import open_checkpoint
-from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, is_plain_name
+from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME, is_plain_name, read_small
 from synthetic_store import write_safetensors
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -118,7 +118,21 @@ def test_a_tensor_in_two_shards_is_refused(sharded: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", "a\n.safetensors", "..", 3, None],
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "x.bin",
+        "a\n.safetensors",
+        "a\0.safetensors",
+        "\ud800.safetensors",
+        "n" * 300 + ".safetensors",
+        "..",
+        3,
+        True,
+        None,
+        ["a.safetensors"],
+    ],
 )
 def test_an_index_cannot_name_anything_outside_its_folder(sharded: Path, name: object) -> None:
     write_index(sharded, {"a": name})
@@ -131,6 +145,51 @@ def test_a_damaged_index_is_refused(sharded: Path, text: str) -> None:
     (sharded / INDEX_NAME).write_text(text)
     with pytest.raises(CheckpointError, match=INDEX_NAME):
         open_checkpoint(sharded)
+
+
+def test_an_index_that_names_a_tensor_twice_is_refused(sharded: Path) -> None:
+    (sharded / INDEX_NAME).write_text(f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}", "b": "{SECOND}"}}}}')
+    with pytest.raises(CheckpointError, match=rf"{INDEX_NAME} is not valid JSON \(a key appears twice\)"):
+        open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize("name", [FIRST, INDEX_NAME, "tokenizer.json"])
+def test_a_link_out_of_the_folder_is_refused_before_it_is_read(
+    sharded: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    (sharded / "tokenizer.json").touch()
+    (sharded / name).rename(elsewhere)
+    (sharded / name).symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match=rf"{name} is a link out of its folder, to .*secret; put the file itself"):
+        open_checkpoint(sharded).kept_files()
+
+
+def test_links_inside_the_folder_and_those_of_the_hub_cache_are_followed(sharded: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--org--name" / "snapshots" / "0123"
+    for folder in (cache / "blobs" / "ab", snapshot.parents[1] / "blobs", snapshot):
+        folder.mkdir(parents=True)
+    (sharded / FIRST).rename(cache / "blobs" / "ab" / "first")
+    (snapshot.parents[1] / "blobs" / "etag").symlink_to("../../blobs/ab/first")
+    (snapshot / FIRST).symlink_to("../../blobs/etag")
+    (sharded / SECOND).rename(snapshot / "renamed")
+    (snapshot / SECOND).symlink_to("renamed")
+    write_index(snapshot, {"a": FIRST, "b": SECOND})
+    assert set(open_checkpoint(snapshot).tensors) == {"a", "b", "extra"}
+
+
+def test_a_link_that_names_itself_is_refused(sharded: Path) -> None:
+    (sharded / FIRST).unlink()
+    (sharded / FIRST).symlink_to(FIRST)
+    with pytest.raises(CheckpointError, match=FIRST):
+        open_checkpoint(sharded)
+
+
+def test_a_pipe_in_place_of_a_small_file_is_not_waited_for(sharded: Path) -> None:
+    os.mkfifo(sharded / "pipe.json")
+    with pytest.raises(CheckpointError, match=r"pipe\.json cannot be read \(it is no file\)"):
+        read_small(sharded / "pipe.json", 100)
 
 
 def test_a_folder_without_safetensors_says_what_is_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,44 @@ def test_a_built_header_is_one_that_safetensors_loads(sound: Path, tmp_path: Pat
         ({"a": entry(0, 1)}, b"xx"),
         ({"a": entry(0, 1 << 70, shape=[1 << 35, 1 << 35])}, b"x"),
         (b'{"a":' + b"9" * 10_000 + b"}", b""),
+        (b'{"a":{"dtype":"U8","shape":[%s],"data_offsets":[0,1]}}' % b",".join([b"9" * 4_000] * 3), b"x"),
+        ({"a": entry(0, 1, shape=[1 << 62] * 50_000)}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [-1, 0]}}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [0.0, 1.0]}}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [False, True]}}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [0, float("nan")]}}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [0, 1 << 64]}}, b"x"),
+        ({"a": {**entry(0, 1), "data_offsets": [1, 0]}}, b"x"),
+        ({"a": entry(0, 1), "b": entry(0, 1)}, b"x"),
+        (b'{"\\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
+        (b'{"__metadata__":{},"__metadata__":{}}', b""),
     ],
 )
 def test_a_hostile_header_is_refused_naming_the_file(tmp_path: Path, header: Any, data: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"bad\.safetensors"):
         SafetensorsFile.open(write(tmp_path / "bad.safetensors", header, data))
+
+
+@pytest.mark.parametrize("text", [b"[],", b"999,", b'"a",', b'{"a":'], ids=["lists", "numbers", "texts", "depth"])
+def test_megabytes_of_values_are_refused_before_they_become_objects(tmp_path: Path, text: bytes) -> None:
+    path = write(tmp_path / "bad.safetensors", b'{"a":[' + text * 4_000_001 + b"0]}")
+    began_s = time.process_time()
+    with pytest.raises(CheckpointError, match=r"bad\.safetensors .* more than 4,000,000 values"):
+        SafetensorsFile.open(path)
+    assert time.process_time() - began_s < 3, "counting takes 0.1 s, parsing 100 MB of them minutes"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"n" * 1_000_000: 3}, {"a": entry(0, 1, dtype="n" * 1_000_000)}, {"\x1b[2J": entry(0, 1, shape=[1 << 62] * 9999)}],
+)
+def test_a_refusal_is_short_and_holds_no_control_character_whatever_the_header_says(
+    tmp_path: Path, header: Any
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        SafetensorsFile.open(write(tmp_path / "bad.safetensors", header, b"x"))
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("header_bytes", [3, 1 << 40, (1 << 64) - 1])

@@ -67,7 +67,7 @@ def test_a_torn_last_line_of_the_journal_is_dropped(tmp_path: Path, torn: bytes)
         "{}",
         '"path"',
         '{"path": "dense/a", "size_bytes": null, "sha256": ""}',
-        '{"num_records": 6, "base_end": 6, "experts_end": 6, "layer": 1, "layout": "zz"}',
+        '{"num_records": 6, "base_end": 6, "experts_ends": [6], "layer": 1, "layout": "zz"}',
     ],
 )
 def test_a_whole_line_of_the_journal_that_is_no_unit_is_explained(tmp_path: Path, line: str) -> None:
@@ -83,16 +83,16 @@ def test_a_layer_taken_back_is_written_again_even_after_an_interruption(tmp_path
     with new_writer(out) as writer:
         append(writer, 0)
         append(writer, 1)
-        writer.restart_layer(1, Layout.PLAIN, synthetic_store.NUM_EXPERTS)
+        writer.restart_layer(1, Layout.CODE_WIDTH)
     with new_writer(out) as writer:
         assert writer.num_records == synthetic_store.NUM_EXPERTS
-        assert writer.durable.layouts == {0: Layout.FIXED, 1: Layout.PLAIN}
-        append(writer, 1, Layout.PLAIN)
+        assert writer.durable.layouts == {0: Layout.FIXED, 1: Layout.CODE_WIDTH}
+        append(writer, 1, Layout.CODE_WIDTH)
         finish(writer)
     whole = files_of(build(tmp_path / "whole"))
     assert files_of(out)["experts.bin"] == whole["experts.bin"]
     with Store.open(out) as store:
-        assert store.manifest.layouts == (Layout.FIXED, Layout.PLAIN)
+        assert store.manifest.layouts == (Layout.FIXED, Layout.CODE_WIDTH)
 
 
 def test_a_partial_store_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_partial_store_of_another_checkpoint_is_refused(tmp_path: Path) -> Non
     with new_writer(out) as writer:
         append(writer, 0)
     with pytest.raises(StoreError, match="another checkpoint or with other options"):
-        StoreWriter(out, {"checkpoint": "two"}, needed_bytes=0)
+        StoreWriter(out, {"checkpoint": "two"}, num_experts=synthetic_store.NUM_EXPERTS, needed_bytes=0)
     with new_writer(out) as writer:
         assert writer.num_records == synthetic_store.NUM_EXPERTS
 

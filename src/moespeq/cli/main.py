@@ -27,7 +27,7 @@ EXIT_READER_GONE = 128 + 13  # as the shell shows a process that SIGPIPE ended
 _SHOWN_CHARS = 100  # of a path that the system refused
 PANELS = {
     "Ask a model": ("run", "chat", "serve"),
-    "Stores": ("prepare", "verify", "export", "info"),
+    "Stores": ("prepare", "verify", "export", "info", "upgrade"),
     "Plan and measure": ("plan", "doctor", "profile", "ablation", "demo"),
 }
 COMMANDS = tuple(name for names in PANELS.values() for name in names)

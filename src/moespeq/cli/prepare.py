@@ -35,6 +35,14 @@ def command(
         typer.Option("--device", metavar="auto|cpu|cuda", help="Where experts are encoded; the bytes are the same."),
     ] = "auto",
     convert_to: options.ConvertTo = None,
+    elsewhere: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--elsewhere",
+            metavar="DIR",
+            help="A folder on another disk for a share of the expert records; may be given several times.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Turn a checkpoint into a store.
@@ -58,7 +66,14 @@ def command(
         note_new_folder(out)
     with progress_bar() as bar, resumable():
         store = prepare_store(
-            model, out, layout=layout, fmt=fmt, device=device, convert_to="bf16" if convert_to else None, progress=bar
+            model,
+            out,
+            layout=layout,
+            fmt=fmt,
+            device=device,
+            convert_to="bf16" if convert_to else None,
+            elsewhere=elsewhere or (),
+            progress=bar,
         )
     left_out = not_kept(resolve_source(model))
     size_bytes = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())

@@ -6,7 +6,6 @@ rounded up; and without index or header the dense weights are those that the mod
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from moespeq.prepare.layouts import CONVERTIBLE, EXPECTED_BITS, default_format, 
 from moespeq.store import SafetensorsFile
 from moespeq.store.checkpoint import INDEX_NAME, SINGLE_NAME
 from moespeq.store.records import PAGE_BYTES, round_up, start_of_record
+from moespeq.store.safetensors_file import MAX_HEADER_BYTES
+from moespeq.store.untrusted import parse_json, read_regular
 from moespeq.transfer import host_arena_bytes, plain_record_bytes, slot_stride_bytes
 from moespeq.types import ExpertKey
 
@@ -146,9 +147,9 @@ def _tensors_of(folder: Path) -> tuple[int | None, int | None]:
         entries = SafetensorsFile.open(folder / SINGLE_NAME).entries
         return len(entries), sum(entry.num_bytes for entry in entries)
     try:
-        fields = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
+        fields = parse_json(read_regular(folder / INDEX_NAME, MAX_HEADER_BYTES))
         names, total = fields["weight_map"], fields["metadata"]["total_size"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None, None
     num_tensors = len(names) if isinstance(names, dict) else None
     if not isinstance(total, (int, float)):

@@ -28,6 +28,8 @@ __all__ = [
     "one_line",
 ]
 
+_SHOWN_CHARS = 300  # of an error's text, which may repeat a value of any length
+
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The model's configuration, without a `quantization_config`: it would win over our own quantizer."""
@@ -79,7 +81,8 @@ def one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".")
+    line = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(".")
+    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
 
 
 def compute_dtype(config: PreTrainedConfig, layouts: Sequence[Layout]) -> torch.dtype:

@@ -12,10 +12,12 @@ from typing import Any
 from moespeq.errors import CheckpointError, UnsupportedModelError
 from moespeq.model.families import FAMILIES, REFUSED
 from moespeq.model.quantization import Quantization, quantization_of
+from moespeq.store.checkpoint import read_small
 
 __all__ = ["check_experts", "check_family", "check_layer_count", "read_quantization"]
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOST_CONFIG_BYTES = 4 << 20
 _MOST_LAYERS = 1_000  # published models have some hundred
 _MOST_EXPERTS = 1_000_000  # of all layers; published models have some ten thousand
 
@@ -92,10 +94,8 @@ def _why_not(family: str, config: Mapping[str, Any]) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; give the folder of a complete checkpoint.") from None
-    except (OSError, ValueError, RecursionError) as error:
+        config = json.loads(read_small(path, _MOST_CONFIG_BYTES).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); download it again.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is not a JSON object; download it again.")

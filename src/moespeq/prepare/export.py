@@ -21,7 +21,6 @@ from moespeq.prepare.hashing import CHUNK_BYTES, sha256_of
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
 from moespeq.store import ExpertPiece, SafetensorsFile, SourceFile, Store, StoredFile, TensorEntry
-from moespeq.store.checkpoint import INDEX_NAME
 from moespeq.store.disk_space import require_free, storage_errors
 from moespeq.types import ExpertKey
 
@@ -36,7 +35,7 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
     """
     with Store.open(path) as store:
         source = store.manifest.source
-        kept = [file for file in store.manifest.files if _is_of_checkpoint(file)]
+        kept = [file for file in store.manifest.files if file.is_exported]
         files: list[SourceFile | StoredFile] = [*source, *kept]
         with export_folder(out, {file.name for file in files}):
             is_done = {file.name: _is_there(out / file.name, file.size_bytes, file.sha256) for file in files}
@@ -46,7 +45,7 @@ def export_checkpoint(path: Path, out: Path, progress: ProgressSink | None = Non
                 _write_source(store, out, is_done, Meter(progress, sum(file.size_bytes for file in source)))
                 for file in kept:
                     if not is_done[file.name]:
-                        _write(out / file.name, [(path / file.path).read_bytes()], file.sha256)
+                        _write(out / file.name, [store.file_bytes(file)], file.sha256)
     return out
 
 
@@ -96,11 +95,6 @@ class _Rebuilding:
     def _cut_run(self, pieces: Sequence[ExpertPiece]) -> list[memoryview]:
         parts = stored_parts(self._store, ExpertKey(pieces[0].layer, pieces[0].expert))
         return [piece_bytes(parts[piece.matrix], piece) for piece in pieces]
-
-
-def _is_of_checkpoint(file: StoredFile) -> bool:
-    """Whether a stored file is one of the checkpoint's own files."""
-    return file.folder in ("model", "other") or (file.folder == "headers" and file.name == INDEX_NAME)
 
 
 def _is_there(path: Path, size_bytes: int, sha256: str) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from moespeq.errors import CheckpointError
+from moespeq.errors import StorageError
 from moespeq.store import SafetensorsFile
 
 __all__ = ["CHUNK_BYTES", "SourceHasher", "sha256_of"]
@@ -29,11 +29,8 @@ class SourceHasher:
         self._digests = [self._pool.submit(_digest_of, file, self._stop) for file in files]
 
     def wait(self) -> list[str]:
-        """The digests in hexadecimal, in the order of the files. Raises CheckpointError when a read fails."""
-        try:
-            return [digest.result() for digest in self._digests]
-        except OSError as error:
-            raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); check the disk.") from error
+        """The digests in hexadecimal, in the order of the files. Raises StorageError when a read fails."""
+        return [digest.result() for digest in self._digests]
 
     def __enter__(self) -> Self:
         return self
@@ -56,9 +53,12 @@ def _digest_of(file: SafetensorsFile, stop: threading.Event) -> str:
 
 
 def sha256_of(path: Path, stop: threading.Event | None = None) -> str:
-    """Digest of a file in hexadecimal; meaningless when `stop` was set meanwhile."""
+    """Digest of a file in hexadecimal; meaningless when `stop` was set meanwhile. Raises StorageError."""
     digest = hashlib.sha256()
-    with path.open("rb", 0) as file:
-        while (chunk := file.read(CHUNK_BYTES)) and not (stop and stop.is_set()):
-            digest.update(chunk)
+    try:
+        with path.open("rb", 0) as file:
+            while (chunk := file.read(CHUNK_BYTES)) and not (stop and stop.is_set()):
+                digest.update(chunk)
+    except OSError as error:  # of a read, which itself does not know the file's name
+        raise StorageError(f"{path} cannot be read ({error.strerror}); check the disk.") from error
     return digest.hexdigest()

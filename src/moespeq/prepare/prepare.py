@@ -35,6 +35,8 @@ from moespeq.store import (
     open_checkpoint,
 )
 from moespeq.store.checkpoint import INDEX_NAME, is_weights_name
+from moespeq.store.elsewhere import require_separate
+from moespeq.store.manifest import SCHEMA
 from moespeq.store.output_path import require_new_name
 from moespeq.store.pieces import pack_pieces
 from moespeq.store.safetensors_file import build_header
@@ -55,15 +57,16 @@ def prepare_store(
     fmt: BaseFormat | None = None,
     device: str = "auto",
     convert_to: Literal["bf16"] | None = None,
+    elsewhere: Sequence[Path] = (),
     progress: ProgressSink | None = None,
 ) -> Path:
     """Turn a checkpoint folder or hub id into a store at `out` (default `./NAME.moespeq`); returns its path.
 
     device: where experts are encoded, by default a GPU where there is one; the bytes are the same. layout: of bf16
     experts, by default the faster one on such a device (see `default_layout`). convert_to: rounds fp32 and fp16 experts
-    to it, with a warning. Goes on where an interrupted run for the same checkpoint and options stopped. Raises
-    CheckpointError, UnsupportedModelError, StoreError (it exists, or another process prepares it) or StorageError (no
-    space).
+    to it, with a warning. elsewhere: folders on other disks; the layers' expert records are dealt to them and to `out`
+    in turn. Goes on where an interrupted run for the same checkpoint and options stopped. Raises CheckpointError,
+    UnsupportedModelError, StoreError (it exists, or another process prepares it) or StorageError (no space).
     """
     folder = resolve_source(source)
     out = out if out is not None else default_output(source)
@@ -82,6 +85,7 @@ def prepare_store(
             layout=layout or default_layout(device),
             fmt=fmt,
             device=device,
+            elsewhere=elsewhere,
             progress=progress,
         )
 
@@ -95,6 +99,7 @@ def write_store(
     layout: Layout = Layout.FIXED,
     fmt: BaseFormat | None = None,
     device: str = "auto",
+    elsewhere: Sequence[Path] = (),
     progress: ProgressSink | None = None,
 ) -> Path:
     """The store of an open checkpoint, whose tensors may come from anywhere that its files can read.
@@ -104,14 +109,31 @@ def write_store(
     mapped = map_checkpoint(checkpoint)
     fmt, layouts = fmt or default_format(checkpoint.folder), layouts_of(mapped.dtypes, layout)
     check_base(layouts, fmt)
+    require_separate(out, elsewhere)
+    num_layers = len(mapped.module_names)
+    if len(elsewhere) >= num_layers:
+        raise UsageError(f"{num_layers} MoE layers cannot be dealt to {len(elsewhere)} more folders; give fewer.")
     identity = {
         "moespeq": __version__,
+        "schema": SCHEMA,
         "checkpoint": checkpoint.fingerprint(),
         "base_format": fmt.to_json(),
         "layout": layout.value,
+        "elsewhere": [str(folder.resolve()) for folder in elsewhere],
     }
-    needed_bytes = _expected_bytes(checkpoint, mapped, fmt, layouts)
-    with ExpertEncoder(fmt, device) as encoder, StoreWriter(out, identity, needed_bytes=needed_bytes) as writer:
+    other_bytes, records_bytes = _expected_bytes(checkpoint, mapped, fmt, layouts)
+    most_records_bytes = _share(records_bytes, num_layers, 1 + len(elsewhere))
+    with (
+        ExpertEncoder(fmt, device) as encoder,
+        StoreWriter(
+            out,
+            identity,
+            num_experts=mapped.num_experts,
+            needed_bytes=other_bytes + most_records_bytes,
+            elsewhere=elsewhere,
+            needed_elsewhere_bytes=most_records_bytes,
+        ) as writer,
+    ):
         job = _Preparation(checkpoint, mapped, fmt, layouts, encoder, writer, Meter(progress, checkpoint.size_bytes))
         job.write_dense()
         job.write_experts()
@@ -194,7 +216,7 @@ class _Preparation:
                 self._append_layer(workers, layer, layout)
                 if layout.needs_base and self._mean_residual_bits(layer) > MAX_RESIDUAL_BITS:
                     layout = Layout.PLAIN
-                    self._writer.restart_layer(layer, layout, self._num_experts)
+                    self._writer.restart_layer(layer, layout)
                     self._meter.add(-self._num_experts * self._reader.num_bytes(ExpertKey(layer, 0)), "experts")
                     self._append_layer(workers, layer, layout)
                 self._writer.commit(layer, layout)
@@ -255,12 +277,21 @@ class _Preparation:
         return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
 
 
-def _expected_bytes(checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layouts: Sequence[Layout]) -> int:
+def _expected_bytes(
+    checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layouts: Sequence[Layout]
+) -> tuple[int, int]:
+    """(everything else, the files of expert records), of the whole store."""
     shapes = [(rows, cols) for _, rows, cols in mapped.matrices]
     weights = sum(rows * cols for rows, cols in shapes)
     dense_bytes = sum(checkpoint.tensors[name].entry.num_bytes for name in mapped.dense)
-    record_bytes = sum(int(weights * EXPECTED_BITS[layout] / 8) for layout in layouts)
-    return dense_bytes + mapped.num_experts * (len(layouts) * base_record_bytes(shapes, fmt) + record_bytes)
+    layer_bytes = [mapped.num_experts * int(weights * EXPECTED_BITS[layout] / 8) for layout in layouts]
+    bases_bytes = mapped.num_experts * len(layouts) * base_record_bytes(shapes, fmt)
+    return dense_bytes + bases_bytes, sum(layer_bytes)
+
+
+def _share(records_bytes: int, num_layers: int, num_files: int) -> int:
+    """Of the largest file: the first, which gets a layer of every round."""
+    return records_bytes * -(-num_layers // num_files) // num_layers
 
 
 def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:

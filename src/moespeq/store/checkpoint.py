@@ -1,13 +1,13 @@
 """A checkpoint folder: which safetensors files belong to it, and where every tensor lies.
 
 Owns the choice of files (one `model.safetensors`, or what `model.safetensors.index.json` names) and knows no
-model. The index is untrusted like the headers: a name in it must be a plain file name inside the folder.
+model. The index is untrusted like the headers: a name in it must be a plain file name inside the folder, and no file of
+a checkpoint may be a link out of it, but for those that the hub's cache makes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from moespeq.errors import CheckpointError
 from moespeq.store.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, TensorEntry
+from moespeq.store.untrusted import is_kept_together, parse_json, read_regular, shown
 
 __all__ = [
     "INDEX_NAME",
@@ -27,7 +28,9 @@ __all__ = [
     "is_weights_name",
     "open_checkpoint",
     "read_index",
+    "read_small",
     "refuse_pickles",
+    "require_kept_together",
 ]
 
 SINGLE_NAME = "model.safetensors"
@@ -36,6 +39,7 @@ PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 _PICKLE_NAME = re.compile(r"(pytorch_)?model.*\.bin(\.index\.json)?|.*\.(pt|pth|ckpt|pkl)")
 _NUM_SAMPLES, _SAMPLE_BYTES = 32, 256
 MAX_KEPT_BYTES = 64 << 20
+_MOST_NAME_BYTES = 255  # of a file, on Linux
 # Weights in other formats, pickles, other safetensors than the model's: nothing that a model is loaded from.
 _WEIGHT_SUFFIXES = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz", ".tflite")
@@ -78,12 +82,18 @@ class Checkpoint:
                 digest.update(file.read(offset, min(_SAMPLE_BYTES, file.size_bytes - offset)).data)
         index = self.folder / INDEX_NAME
         for path in (*self.kept_files(), *([index] if index.is_file() else [])):
-            digest.update(f"{path.name}\0".encode() + hashlib.sha256(_read(path)).digest())
+            digest.update(f"{path.name}\0".encode() + hashlib.sha256(read_small(path, MAX_HEADER_BYTES)).digest())
         return digest.hexdigest()
 
     def kept_files(self) -> tuple[Path, ...]:
-        """Every other top-level file below 64 MiB, whatever it is: config, tokenizer, licence; by name."""
-        return tuple(path for path in self._others() if _is_kept(path))
+        """Every other top-level file below 64 MiB, whatever it is: config, tokenizer, licence; by name.
+
+        Raises CheckpointError for a link out of the folder.
+        """
+        kept = tuple(path for path in self._others() if _is_kept(path))
+        for path in kept:  # a store holds their bytes, and a store is given away
+            require_kept_together(path)
+        return kept
 
     def not_kept(self) -> tuple[str, ...]:
         """Names of what else is in the folder: folders (with a slash), large files, links to nothing."""
@@ -114,7 +124,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     tensors = _index_tensors(files)
     for tensor, name in weight_map.items():
         if tensor not in tensors or files[tensors[tensor].file].path.name != name:
-            raise CheckpointError(f"{index_path} puts {tensor!r} into {name}, which lacks it; download both again.")
+            raise CheckpointError(
+                f"{index_path} puts {shown(tensor)} into {name}, which lacks it; download both again."
+            )
     return Checkpoint(folder, files, tensors)
 
 
@@ -133,21 +145,37 @@ def refuse_pickles(folder: Path) -> None:
 def read_index(path: Path) -> dict[str, str]:
     """The weight map of a sharded checkpoint: tensor name to file name. Raises CheckpointError."""
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{path} has {size_bytes} bytes, more than any index; download it again.")
-        fields = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download it again.") from error
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(read_small(path, MAX_HEADER_BYTES))
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); download it again.") from error
     weight_map = fields.get("weight_map") if isinstance(fields, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no weight_map; download it again.")
     for name in weight_map.values():
         if not isinstance(name, str) or not is_plain_name(name) or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{path} names {name!r}, no safetensors file of its folder; do not trust it.")
+            raise CheckpointError(f"{path} names {shown(name)}, no safetensors file of its folder; do not trust it.")
     return weight_map
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """A small file of a checkpoint: config, index and the like. Raises CheckpointError."""
+    require_kept_together(path)
+    try:
+        return read_regular(path, most_bytes)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; give the folder of a complete checkpoint.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path} cannot be read ({reason}); download it again.") from error
+
+
+def require_kept_together(path: Path) -> None:
+    """Raise CheckpointError for a file that is a link out of its checkpoint: what it names could be anything."""
+    if not is_kept_together(path):
+        raise CheckpointError(
+            f"{path} is a link out of its folder, to {path.resolve()}; put the file itself there, or give the folder "
+            "that holds it."
+        )
 
 
 def is_weights_name(name: str) -> bool:
@@ -157,21 +185,16 @@ def is_weights_name(name: str) -> bool:
 
 def is_plain_name(name: str) -> bool:
     """Whether `name` is one file name: no folder, no parent, nothing a terminal would interpret."""
-    return name.isprintable() and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+    is_one = name.isprintable() and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+    return is_one and len(name.encode()) <= _MOST_NAME_BYTES
 
 
 def _is_kept(path: Path) -> bool:
     return path.is_file() and is_plain_name(path.name) and path.stat().st_size < MAX_KEPT_BYTES
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download it again.") from error
-
-
 def _open_shard(path: Path) -> SafetensorsFile:
+    require_kept_together(path)
     if not path.is_file():
         raise CheckpointError(f"{path} is missing from the checkpoint; download it again.")
     return SafetensorsFile.open(path)
@@ -183,6 +206,8 @@ def _index_tensors(files: tuple[SafetensorsFile, ...]) -> dict[str, Place]:
         for entry in file.entries:
             if entry.name in tensors:
                 first = files[tensors[entry.name].file].path
-                raise CheckpointError(f"Tensor {entry.name!r} is in both {first} and {file.path.name}; remove one.")
+                raise CheckpointError(
+                    f"Tensor {shown(entry.name)} is in both {first} and {file.path.name}; remove one."
+                )
             tensors[entry.name] = Place(position, entry)
     return tensors

@@ -18,6 +18,7 @@ from typing import Any
 from moespeq.errors import StoreError
 from moespeq.nested import Layout
 from moespeq.store.manifest import StoredFile
+from moespeq.store.records import RecordEnds
 
 __all__ = ["Durable", "Journal"]
 
@@ -32,13 +33,13 @@ class Durable:
     dense: dict[str, StoredFile] = field(default_factory=dict)
     num_records: int = 0
     base_end: int = 0
-    experts_end: int = 0
+    experts_ends: tuple[int, ...] = ()
     layouts: dict[int, Layout] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that need not be written again."""
-        return self.base_end + self.experts_end + sum(file.size_bytes for file in self.dense.values())
+        return self.base_end + sum(self.experts_ends) + sum(file.size_bytes for file in self.dense.values())
 
     def apply(self, unit: Mapping[str, Any]) -> None:
         """Fold one unit in. Raises KeyError, TypeError or ValueError when it is none."""
@@ -46,9 +47,8 @@ class Durable:
             path = str(unit["path"])
             self.dense[path] = StoredFile(path, int(unit["size_bytes"]), str(unit["sha256"]))
             return
-        self.num_records, self.base_end, self.experts_end = (
-            int(unit[name]) for name in ("num_records", "base_end", "experts_end")
-        )
+        self.num_records, self.base_end = int(unit["num_records"]), int(unit["base_end"])
+        self.experts_ends = tuple(int(end) for end in unit["experts_ends"])
         self.layouts[int(unit["layer"])] = Layout(unit["layout"])
 
 
@@ -75,13 +75,13 @@ class Journal:
         """Record a dense file whose bytes are durable."""
         self._append_unit({"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256})
 
-    def records_done(self, num_records: int, base_end: int, experts_end: int, *, layer: int, layout: Layout) -> None:
+    def records_done(self, num_records: int, ends: RecordEnds, *, layer: int, layout: Layout) -> None:
         """Record that the first `num_records` records are durable, the last of them in `layer` as `layout`.
 
         A smaller count than before takes records back: their layer is being written in another layout.
         """
-        ends = {"num_records": num_records, "base_end": base_end, "experts_end": experts_end}
-        self._append_unit({**ends, "layer": layer, "layout": layout.value})
+        counts = {"num_records": num_records, "base_end": ends.base, "experts_ends": ends.experts}
+        self._append_unit({**counts, "layer": layer, "layout": layout.value})
 
     def close(self) -> None:
         """Close the file; what was appended is already durable."""

@@ -2,7 +2,8 @@
 
     STORE/manifest.json            this
           records.bin pieces.bin   tables: where records lie; which source tensor holds which expert's rows
-          base.bin experts.bin     base records; residual or plain records
+          base.bin                 base records
+          experts.bin experts-N.bin   residual or plain records, layers dealt to them in turn; links to other disks
           dense/*.safetensors      every tensor that is not a routed expert, one file per source file
           model/*                  config, tokenizer, template: the source's other files, verbatim
           headers/*                the header of each source file, and the index, verbatim
@@ -25,11 +26,26 @@ from typing import Any, TypeVar
 from moespeq.errors import MoespeqError, StoreError
 from moespeq.model_place import MANIFEST_NAME, require_store
 from moespeq.nested import BaseFormat, Layout
-from moespeq.store.checkpoint import is_plain_name
+from moespeq.store.checkpoint import INDEX_NAME, is_plain_name
+from moespeq.store.elsewhere import require_inside
+from moespeq.store.untrusted import parse_json, read_regular, shown
 
-__all__ = ["MANIFEST_NAME", "SCHEMA", "Manifest", "SourceFile", "StoredFile", "Table", "digest_of"]
+__all__ = [
+    "MANIFEST_NAME",
+    "SCHEMA",
+    "UPGRADABLE",
+    "Manifest",
+    "SourceFile",
+    "StoredFile",
+    "Table",
+    "digest_of",
+    "parse_values",
+    "read_values",
+]
 
-SCHEMA = 1
+SCHEMA = 2
+UPGRADABLE = (1,)  # by upgrade.py
+_MOST_BYTES = 64 << 20
 FOLDERS = ("dense", "model", "headers", "other")
 
 T = TypeVar("T")
@@ -63,6 +79,11 @@ class StoredFile:
         """The file's name in its folder, which is its name in the checkpoint."""
         return self.path.partition("/")[2]
 
+    @property
+    def is_exported(self) -> bool:
+        """Whether it is, as it is, a file of the checkpoint."""
+        return self.folder in ("model", "other") or (self.folder == "headers" and self.name == INDEX_NAME)
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -77,7 +98,8 @@ class Manifest:
     """The whole description of a store.
 
     `layouts` has one entry per MoE layer; `matrices` are (name, out, in) in record order; `module_names` are
-    the model's experts modules in layer order; `base_file_bytes` and `experts_file_bytes` are exact sizes.
+    the model's experts modules in layer order; `base_file_bytes` and `experts_file_bytes` are exact sizes, of every
+    file of expert records.
     """
 
     moespeq: str
@@ -92,7 +114,7 @@ class Manifest:
     source: tuple[SourceFile, ...]
     files: tuple[StoredFile, ...]
     base_file_bytes: int
-    experts_file_bytes: int
+    experts_file_bytes: tuple[int, ...]
     records: Table
     pieces: Table
 
@@ -121,24 +143,42 @@ class Manifest:
     def load(cls, store: Path) -> Manifest:
         """Read a store's manifest. Raises StoreError for another schema, a wrong key or a wrong type."""
         path = store / MANIFEST_NAME
-        try:
-            require_store(store)
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); prepare the store again.") from error
-        schema = values.get("schema") if isinstance(values, dict) else None
-        if schema != SCHEMA:
+        require_store(store)
+        values = read_values(path)
+        schema = values.pop("schema")
+        if schema in UPGRADABLE:
             raise StoreError(
-                f"{path} has schema {schema!r} and this version reads schema {SCHEMA}; "
-                "prepare the store again with this version."
+                f"{path} has schema {schema} and this version reads schema {SCHEMA}; `moespeq upgrade {store}` changes "
+                "it without touching a weight."
             )
-        try:
-            if values.pop("digest", None) != digest_of(values):
-                raise ValueError("it does not match its digest")
-            values.pop("schema")
-            return _from_json(values)
-        except (ValueError, TypeError, MoespeqError) as error:
-            raise StoreError(f"{path} is damaged ({error}); prepare the store again.") from error
+        return parse_values(values, path)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """What a manifest of this or an upgradable schema says, without its digest, which is checked. Raises StoreError."""
+    require_inside(path, path.parent)
+    try:
+        values = parse_json(read_regular(path, _MOST_BYTES))
+        if not isinstance(values, dict) or type(values.get("schema")) is not int:
+            raise StoreError(f"{path} names no schema; prepare the store again.")
+        if (schema := values["schema"]) not in (SCHEMA, *UPGRADABLE):
+            raise StoreError(
+                f"{path} has schema {schema} and this version reads schema {SCHEMA}; prepare the store again with this "
+                "version."
+            )
+        if values.pop("digest", None) != digest_of(values):
+            raise StoreError(f"{path} is damaged (it does not match its digest); prepare the store again.")
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); prepare the store again.") from error
+    return values
+
+
+def parse_values(values: dict[str, Any], path: Path) -> Manifest:
+    """The manifest of this schema's values. Raises StoreError that names `path`."""
+    try:
+        return _from_json(values)
+    except (ValueError, TypeError, MoespeqError) as error:
+        raise StoreError(f"{path} is damaged ({error}); prepare the store again.") from error
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
@@ -161,21 +201,36 @@ def _from_json(values: dict[str, Any]) -> Manifest:
         source=tuple(_record(file, SourceFile) for file in _typed(values["source"], list)),
         files=tuple(_record(file, StoredFile) for file in _typed(values["files"], list)),
         base_file_bytes=_count(values["base_file_bytes"]),
-        experts_file_bytes=_count(values["experts_file_bytes"]),
+        experts_file_bytes=tuple(_count(size) for size in _typed(values["experts_file_bytes"], list)),
         records=_record(values["records"], Table),
         pieces=_record(values["pieces"], Table),
     )
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError for what no store can be, or what could leave its folder."""
+    num_layers = len(manifest.layouts)
     if not 1 <= manifest.top_k <= manifest.num_experts:
         raise ValueError(f"{manifest.top_k} of {manifest.num_experts} experts cannot be chosen")
-    if not manifest.layouts or len(manifest.module_names) != len(manifest.layouts):
-        raise ValueError(f"{len(manifest.module_names)} modules have {len(manifest.layouts)} layouts")
-    for name in [*(file.name for file in manifest.source), *(file.name for file in manifest.files)]:
-        if not is_plain_name(name):
-            raise ValueError(f"{name!r} is not a plain file name")
+    if not num_layers or len(set(manifest.module_names)) != num_layers:
+        raise ValueError(f"{len(set(manifest.module_names))} modules have {num_layers} layouts")
+    names = {name for name, _, _ in manifest.matrices}
+    if not names or len(names) != len(manifest.matrices) or not all(min(shape) for shape in manifest.shapes):
+        raise ValueError("its experts' matrices are none, empty or of one name")
+    if not 1 <= len(manifest.experts_file_bytes) <= num_layers:
+        raise ValueError(f"{num_layers} layers lie in {len(manifest.experts_file_bytes)} files")
     for file in manifest.files:
         if file.folder not in FOLDERS:
-            raise ValueError(f"{file.path!r} is in no folder of a store")
-    return manifest
+            raise ValueError(f"{shown(file.path)} is in no folder of a store")
+    for name in [*(file.name for file in manifest.source), *(file.name for file in manifest.files)]:
+        if not is_plain_name(name):
+            raise ValueError(f"{shown(name)} is not a plain file name")
+    exported = [*(file.name for file in manifest.source), *(file.name for file in manifest.files if file.is_exported)]
+    for names_of in (exported, [file.path for file in manifest.files]):
+        if len(set(names_of)) != len(names_of):
+            raise ValueError("two of its files have one name")
 
 
 def _matrix(values: Any) -> tuple[str, int, int]:
@@ -191,20 +246,20 @@ def _record(values: Any, kind: type[T]) -> T:
 
 
 def _count(value: Any) -> int:
-    if _typed(value, int) < 0:
-        raise ValueError(f"{value} is negative")
+    if not 0 <= _typed(value, int) < 1 << 63:
+        raise ValueError(f"{shown(value)} is no count")
     return int(value)
 
 
 def _typed(value: Any, kind: type[T]) -> T:
     if type(value) is not kind:
-        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+        raise ValueError(f"{shown(value)} is not of type {kind.__name__}")
     return value
 
 
 def _require_keys(values: dict[str, Any], kind: type[Any]) -> None:
     expected = {field.name for field in fields(kind)}
     if missing := expected - values.keys():
-        raise ValueError(f"{min(missing)!r} is missing")
+        raise ValueError(f"{shown(min(missing))} is missing")
     if unknown := values.keys() - expected:
-        raise ValueError(f"{min(unknown)!r} is not a key of schema {SCHEMA}")
+        raise ValueError(f"{shown(min(unknown))} is not a key of schema {SCHEMA}")

@@ -80,7 +80,7 @@ def pack_pieces(pieces: Sequence[ExpertPiece], files: Files, matrices: Sequence[
 
 
 def unpack_pieces(data: bytes, files: Files, matrices: Sequence[str]) -> tuple[ExpertPiece, ...]:
-    """Inverse of `pack_pieces`."""
+    """Inverse of `pack_pieces`. Raises ValueError or IndexError for what that never writes."""
     parts = _parts(matrices)
     table: npt.NDArray[np.void] = np.frombuffer(data, dtype=_PIECE)
     return tuple(

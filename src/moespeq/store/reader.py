@@ -16,10 +16,12 @@ from typing import Self
 
 from moespeq.errors import CheckpointError, StorageError, StoreError
 from moespeq.nested import Layout
-from moespeq.store.manifest import Manifest, Table
+from moespeq.store.agreement import check_pieces, check_records
+from moespeq.store.elsewhere import require_inside
+from moespeq.store.manifest import Manifest, StoredFile, Table
 from moespeq.store.pieces import ExpertPiece, unpack_pieces
 from moespeq.store.record_file import RecordFile
-from moespeq.store.records import ROW_BYTES, RecordTable
+from moespeq.store.records import ROW_BYTES, RecordTable, experts_file_names
 from moespeq.store.safetensors_file import Bytes, SafetensorsFile, TensorEntry, parse_header
 from moespeq.types import ExpertKey
 
@@ -33,22 +35,28 @@ class Store:
         self.path, self.manifest, self.records = path, manifest, records
         self._digests = {file.path: file.sha256 for file in manifest.files}
         self._base_file = RecordFile(path / "base.bin")
-        self._experts_file = RecordFile(path / "experts.bin")
+        names = experts_file_names(len(manifest.experts_file_bytes))
+        self._experts_files = [RecordFile(path / name) for name in names]
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open and check the store at `path`. Raises StoreError."""
-        manifest = Manifest.load(path)
+        """Open and check the store at `path`. Raises StoreError or StorageError."""
+        return cls.from_manifest(path, Manifest.load(path))
+
+    @classmethod
+    def from_manifest(cls, path: Path, manifest: Manifest) -> Self:
+        """The same of a store whose manifest is known, whatever its file says."""
         table = _read_table(path / "records.bin", manifest.records)
         if len(table) != manifest.num_layers * manifest.num_experts * ROW_BYTES:
             raise StoreError(f"{path / 'records.bin'} has not one row for each expert; prepare the store again.")
         records = RecordTable.from_bytes(table, manifest.num_experts)
-        records.check(manifest.base_file_bytes, manifest.experts_file_bytes)
-        _check_size(path / "base.bin", manifest.base_file_bytes)
-        _check_size(path / "experts.bin", manifest.experts_file_bytes)
-        _check_size(path / "pieces.bin", manifest.pieces.size_bytes)
+        check_records(records, manifest, path / "records.bin")
+        names = ("base.bin", *experts_file_names(len(manifest.experts_file_bytes)))
+        for name, size_bytes in zip(names, (manifest.base_file_bytes, *manifest.experts_file_bytes), strict=True):
+            _check_size(path / name, size_bytes, path)
+        _check_size(path / "pieces.bin", manifest.pieces.size_bytes, path)
         for file in manifest.files:
-            _check_size(path / file.path, file.size_bytes)
+            _check_size(path / file.path, file.size_bytes, path)
             if file.folder == "model":
                 _check_digest(path / file.path, hashlib.sha256(_read(path / file.path)), file.sha256)
         return cls(path, manifest, records)
@@ -86,7 +94,8 @@ class Store:
 
     def read_record_into(self, key: ExpertKey, buffer: memoryview, *, verify: bool = False) -> None:
         """Fill the first `record_bytes(key)` bytes of `buffer`. Raises StorageError or StoreError."""
-        self._experts_file.read_into(self.records[key].record, buffer, verify=verify)
+        file = self._experts_files[key.layer % len(self._experts_files)]
+        file.read_into(self.records[key].record, buffer, verify=verify)
 
     def dense_files(self) -> Iterator[SafetensorsFile]:
         """The files of all tensors that are not routed experts, under their source names."""
@@ -112,9 +121,21 @@ class Store:
 
     def pieces(self) -> tuple[ExpertPiece, ...]:
         """Which source tensor holds which rows of which expert."""
-        data = _read_table(self.path / "pieces.bin", self.manifest.pieces)
+        path = self.path / "pieces.bin"
+        data = _read_table(path, self.manifest.pieces)
         entries = [self.source_entries(position) for position in range(len(self.manifest.source))]
-        return unpack_pieces(data, entries, [name for name, _, _ in self.manifest.matrices])
+        try:
+            pieces = unpack_pieces(data, entries, [name for name, _, _ in self.manifest.matrices])
+        except (ValueError, IndexError) as error:
+            raise StoreError(
+                f"{path} names tensors or matrices that are not there; prepare the store again."
+            ) from error
+        check_pieces(pieces, self.manifest, entries, path)
+        return pieces
+
+    def file_bytes(self, file: StoredFile) -> bytes:
+        """A small file as it is, unchecked. Raises StorageError."""
+        return _read(self.path / file.path)
 
     def source_header(self, position: int) -> bytes:
         """The header of a source file, verbatim; `position` is its place in `manifest.source`."""
@@ -127,13 +148,16 @@ class Store:
 
     def source_entries(self, position: int) -> tuple[TensorEntry, ...]:
         """The tensors of a source file, in order of offset. Raises StoreError."""
-        file = self.manifest.source[position]
-        return parse_header(self.source_header(position), file.size_bytes, Path(file.name))
+        file, header = self.manifest.source[position], self.source_header(position)
+        try:
+            return parse_header(header, file.size_bytes, self.path / "headers" / file.name)
+        except CheckpointError as error:
+            raise StoreError(f"{self.path / 'headers' / file.name} is damaged; prepare the store again.") from error
 
     def close(self) -> None:
         """Release the files. Calling it twice is allowed."""
-        self._base_file.close()
-        self._experts_file.close()
+        for file in (self._base_file, *self._experts_files):
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +197,7 @@ class DiskSource:
 
 
 def _read_table(path: Path, table: Table) -> bytes:
-    _check_size(path, table.size_bytes)
+    _check_size(path, table.size_bytes, path.parent)
     data = _read(path)
     if zlib.crc32(data) != table.crc32:
         raise StoreError(f"{path} is damaged: it does not match its checksum; prepare the store again.")
@@ -192,7 +216,8 @@ def _check_digest(path: Path, digest: hashlib._Hash, sha256: str) -> None:
         raise StoreError(f"{path} is damaged: it does not match its checksum; prepare the store again.")
 
 
-def _check_size(path: Path, size_bytes: int) -> None:
+def _check_size(path: Path, size_bytes: int, store: Path) -> None:
+    require_inside(path, store)
     if not path.is_file():
         raise StoreError(f"{path} is missing; prepare the store again.")
     found_bytes = path.stat().st_size

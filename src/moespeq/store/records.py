@@ -13,10 +13,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moespeq.errors import StoreError
 from moespeq.types import ExpertKey
 
-__all__ = ["PAGE_BYTES", "ROW_BYTES", "RecordRow", "RecordTable", "Span", "round_up", "start_of_record"]
+__all__ = [
+    "PAGE_BYTES",
+    "ROW_BYTES",
+    "RecordEnds",
+    "RecordRow",
+    "RecordTable",
+    "Span",
+    "experts_file_names",
+    "file_of",
+    "round_up",
+    "start_of_record",
+]
 
 PAGE_BYTES = 4096
 PACKED_BYTES = 64
@@ -49,7 +59,7 @@ class Span(NamedTuple):
 
 
 class RecordRow(NamedTuple):
-    """One expert: its base in `base.bin` and its record in `experts.bin`."""
+    """One expert: its base in `base.bin` and its record in a file of expert records."""
 
     base: Span
     record: Span
@@ -78,15 +88,48 @@ class RecordTable:
         assert 0 <= key.expert < self.num_experts, key
         return self.rows[key.layer * self.num_experts + key.expert]
 
-    def check(self, base_file_bytes: int, experts_file_bytes: int) -> None:
-        """Raise StoreError when a row points outside its file."""
-        for position, row in enumerate(self.rows):
-            if row.base.end > base_file_bytes or row.record.end > experts_file_bytes:
-                layer, expert = divmod(position, self.num_experts)
-                raise StoreError(
-                    f"The record table puts expert {expert} of MoE layer {layer} outside its file; "
-                    "prepare the store again."
-                )
+
+@dataclass(slots=True)
+class RecordEnds:
+    """Where the files of records end while one record after the other is appended to them.
+
+    Layers are dealt to the files in turn, so that files on several disks are read beside each other. `base` is the end
+    of `base.bin`, `experts` those of the files of expert records.
+    """
+
+    num_experts: int
+    base: int
+    experts: list[int]
+
+    @classmethod
+    def of_nothing(cls, num_experts: int, num_files: int) -> RecordEnds:
+        """Before the first record."""
+        return cls(num_experts, 0, [0] * num_files)
+
+    def starts(self, position: int, base_bytes: int, record_bytes: int) -> tuple[int, int]:
+        """Where the base and the record of the expert at `position` begin, when they are the next."""
+        end = self.experts[file_of(position, self.num_experts, len(self.experts))]
+        return start_of_record(self.base, base_bytes), start_of_record(end, record_bytes)
+
+    def is_next(self, position: int, row: RecordRow) -> bool:
+        """Whether `row` lies where it was appended, if all before it were."""
+        starts = self.starts(position, row.base.num_bytes, row.record.num_bytes)
+        return (row.base.offset, row.record.offset) == starts
+
+    def add(self, position: int, row: RecordRow) -> None:
+        """Append the expert at `position`."""
+        self.base = row.base.end
+        self.experts[file_of(position, self.num_experts, len(self.experts))] = row.record.end
+
+
+def experts_file_names(num_files: int) -> list[str]:
+    """The files of expert records of a store that has `num_files` of them."""
+    return ["experts.bin", *(f"experts-{i}.bin" for i in range(1, num_files))]
+
+
+def file_of(position: int, num_experts: int, num_files: int) -> int:
+    """Which of the files of expert records holds the expert at `position` in the table."""
+    return position // num_experts % num_files
 
 
 def start_of_record(end: int, num_bytes: int) -> int:

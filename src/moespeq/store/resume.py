@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from moespeq.store.manifest import StoredFile
-from moespeq.store.records import RecordRow, Span, start_of_record
+from moespeq.store.records import RecordEnds, RecordRow, Span, file_of
 
 __all__ = ["sound_files", "sound_records"]
 
@@ -23,13 +23,14 @@ def sound_files(folder: Path, files: Iterable[StoredFile]) -> set[str]:
     return {file.path for file in files if _is_sound(folder / file.path, file)}
 
 
-def sound_records(base_fd: int, experts_fd: int, rows: Sequence[RecordRow]) -> int:
+def sound_records(base_fd: int, experts_fds: Sequence[int], rows: Sequence[RecordRow], num_experts: int) -> int:
     """How many records, from the first on, lie where they were appended and match their checksums."""
-    base_end = experts_end = 0
+    ends = RecordEnds.of_nothing(num_experts, len(experts_fds))
     for position, row in enumerate(rows):
-        if not (_matches(base_fd, row.base, base_end) and _matches(experts_fd, row.record, experts_end)):
+        experts_fd = experts_fds[file_of(position, num_experts, len(experts_fds))]
+        if not (ends.is_next(position, row) and _matches(base_fd, row.base) and _matches(experts_fd, row.record)):
             return position
-        base_end, experts_end = row.base.end, row.record.end
+        ends.add(position, row)
     return len(rows)
 
 
@@ -40,7 +41,7 @@ def _is_sound(path: Path, file: StoredFile) -> bool:
         return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
 
 
-def _matches(fd: int, span: Span, end: int) -> bool:
-    if span.offset != start_of_record(end, span.num_bytes) or span.end > os.fstat(fd).st_size:
+def _matches(fd: int, span: Span) -> bool:
+    if span.end > os.fstat(fd).st_size:
         return False
     return zlib.crc32(os.pread(fd, span.num_bytes, span.offset)) == span.crc32

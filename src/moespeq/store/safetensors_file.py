@@ -10,7 +10,6 @@ exceeds memory.
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moespeq.errors import CheckpointError, StorageError
+from moespeq.store.untrusted import is_text, parse_json, shown
 
 __all__ = ["Bytes", "SafetensorsFile", "TensorEntry", "aligned_empty", "build_header", "parse_header"]
 
@@ -39,6 +39,7 @@ DTYPE_BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
 _METADATA_KEY = "__metadata__"
+_MAX_COUNT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class SafetensorsFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise StorageError(f"Reading {self.path} at byte {offset} failed: {error.strerror}.") from error
+            raise StorageError(
+                f"Reading {self.path} at byte {offset} failed ({error.strerror}); check the disk."
+            ) from error
         return buffer
 
     def chunks(self, entry: TensorEntry, chunk_bytes: int) -> Iterator[memoryview]:
@@ -150,44 +153,52 @@ def _read_header(file: BufferedReader, path: Path, size_bytes: int) -> bytes:
 
 def _decode_json(text: bytes, path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(text)
+    except ValueError as error:
         raise _damaged(path, f"its header is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise _damaged(path, "its header is not a JSON object")
     return fields
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a key appears twice")
-    return fields
-
-
 def _parse_entry(name: str, field: Any, data_start: int, path: Path) -> TensorEntry:
     if not isinstance(field, dict) or set(field) != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(path, f"tensor {name!r} is not described by dtype, shape and data_offsets")
+        raise _damaged(path, f"tensor {shown(name)} is not described by dtype, shape and data_offsets")
+    if not is_text(name):
+        raise _damaged(path, f"the name {shown(name)} of a tensor is no Unicode text")
     dtype, shape, offsets = field["dtype"], field["shape"], field["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _damaged(path, f"tensor {name!r} has the unknown dtype {dtype!r}")
+        raise _damaged(path, f"tensor {shown(name)} has the unknown dtype {shown(dtype)}")
     if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise _damaged(path, f"tensor {name!r} has a shape or offsets that are not whole numbers")
-    num_bytes, spare_bits = divmod(math.prod(shape) * DTYPE_BITS[dtype], 8)
-    if spare_bits or offsets[1] - offsets[0] != num_bytes:
-        raise _damaged(path, f"tensor {name!r} of {num_bytes} bytes has offsets {offsets}")
-    return TensorEntry(name, dtype, tuple(shape), data_start + offsets[0], num_bytes)
+        raise _damaged(path, f"tensor {shown(name)} has a shape or offsets that are not whole numbers below 2^63")
+    begin, end = offsets
+    num_bits = _num_elements(shape, 8 * (end - begin)) * DTYPE_BITS[dtype]
+    if num_bits != 8 * (end - begin):
+        raise _damaged(path, f"tensor {shown(name)} of shape {shown(shape)} and {dtype} has offsets {offsets}")
+    return TensorEntry(name, dtype, tuple(shape), data_start + begin, end - begin)
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_COUNT for value in values)
+
+
+def _num_elements(shape: Sequence[int], most: int) -> int:
+    """The product of `shape`, or any number above `most` where it is larger: it may have a million digits."""
+    if 0 in shape:
+        return 0
+    product = 1
+    for count in shape:
+        product *= count
+        if product > most:
+            break
+    return product
 
 
 def _check_layout(entries: Sequence[TensorEntry], data_start: int, size_bytes: int, path: Path) -> None:
     end = data_start
     for entry in entries:
         if entry.offset != end:
-            raise _damaged(path, f"tensor {entry.name!r} begins at byte {entry.offset} and not at {end}")
+            raise _damaged(path, f"tensor {shown(entry.name)} begins at byte {entry.offset} and not at {end}")
         end += entry.num_bytes
     if end != size_bytes:
         raise _damaged(path, f"its tensors end at byte {end} and the file at {size_bytes}")

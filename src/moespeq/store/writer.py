@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -25,38 +25,53 @@ from moespeq.errors import StoreError
 from moespeq.nested import Layout
 from moespeq.store.build_lock import acquire
 from moespeq.store.disk_space import require_free, storage_errors
+from moespeq.store.elsewhere import link_elsewhere
 from moespeq.store.journal import Durable, Journal
 from moespeq.store.manifest import MANIFEST_NAME, Manifest, StoredFile, Table
 from moespeq.store.output_path import partial_of, require_new_name
 from moespeq.store.records import (
     PAGE_BYTES,
     ROW_BYTES,
+    RecordEnds,
     RecordRow,
     RecordTable,
     Span,
+    experts_file_names,
+    file_of,
     round_up,
-    start_of_record,
 )
 from moespeq.store.resume import sound_files, sound_records
 
 __all__ = ["StoreWriter"]
 
-_BASE, _EXPERTS, _RECORDS = "base.bin", "experts.bin", "records.bin"
+_BASE, _RECORDS = "base.bin", "records.bin"
 
 
 class StoreWriter:
     """One process's hold on an unfinished store. Leaving its context keeps what is journaled."""
 
-    def __init__(self, out: Path, identity: Mapping[str, Any], *, needed_bytes: int) -> None:
-        """Begin the store `out`, or go on with it; `needed_bytes` is an estimate of the whole store.
+    def __init__(
+        self,
+        out: Path,
+        identity: Mapping[str, Any],
+        *,
+        num_experts: int,
+        needed_bytes: int,
+        elsewhere: Sequence[Path] = (),
+        needed_elsewhere_bytes: int = 0,
+    ) -> None:
+        """Begin the store `out`, or go on with it; `needed_bytes` is an estimate of what is written there.
 
-        Raises UsageError when `out` cannot be made; StoreError when it exists, when another process builds it,
-        or when it was begun with another `identity`; StorageError when too little is free.
+        elsewhere: folders that hold one more file of expert records each, of about `needed_elsewhere_bytes`.
+        num_experts: of a layer. Raises UsageError when `out` cannot be made; StoreError when it exists, when another
+        process builds it, or when it was begun with another `identity`; StorageError when too little is free.
         """
         require_new_name(out)
         self._out, self._partial = out, partial_of(out)
         self._folder = self._partial / "store"
-        self._needed_bytes = needed_bytes
+        self._needed_bytes, self._num_experts = needed_bytes, num_experts
+        self._elsewhere, self._needed_elsewhere_bytes = elsewhere, needed_elsewhere_bytes
+        self._experts_names = experts_file_names(1 + len(elsewhere))
         self._resources = ExitStack()
         try:
             self._open(identity)
@@ -68,6 +83,8 @@ class StoreWriter:
         self._refuse_existing()
         if not self._partial.exists():
             require_free(self._partial, self._needed_bytes)
+            for folder in self._elsewhere:
+                require_free(folder, self._needed_elsewhere_bytes)
         with storage_errors(self._partial, self._needed_bytes):
             self._resources.callback(os.close, acquire(self._partial))
             self._refuse_existing()
@@ -80,9 +97,13 @@ class StoreWriter:
                 )
             require_free(self._partial, self._remaining_bytes())
             self._num_records = self.durable.num_records
-            self._base_end, self._experts_end = self.durable.base_end, self.durable.experts_end
+            self._ends = RecordEnds.of_nothing(self._num_experts, len(self._experts_names))
+            if self.durable.num_records:
+                self._ends.base, self._ends.experts = self.durable.base_end, list(self.durable.experts_ends)
             (self._folder / "dense").mkdir(parents=True, exist_ok=True)
-            self._fds = {name: self._open_appending(name) for name in (_BASE, _EXPERTS, _RECORDS)}
+            for name, folder in zip(self._experts_names[1:], self._elsewhere, strict=True):
+                link_elsewhere(self._folder / name, folder, self._out.name)
+            self._fds = {name: self._open_appending(name) for name in (_BASE, *self._experts_names, _RECORDS)}
             self._cut()
             self._take_back_damaged()
 
@@ -108,11 +129,14 @@ class StoreWriter:
         crc32s: their checksums, where the caller has them from threads of its own.
         """
         base_crc32, record_crc32 = crc32s or (zlib.crc32(base), zlib.crc32(record))
-        base_span = self._place(_BASE, base, self._base_end, base_crc32)
-        record_span = self._place(_EXPERTS, record, self._experts_end, record_crc32)
+        base_start, record_start = self._ends.starts(self._num_records, len(base), len(record))
+        row = RecordRow(Span(base_start, len(base), base_crc32), Span(record_start, len(record), record_crc32))
+        name = self._experts_names[file_of(self._num_records, self._num_experts, len(self._experts_names))]
+        self._write_at(_BASE, base, base_start)
+        self._write_at(name, record, record_start)
         with self._writing():
-            _write_all(self._fds[_RECORDS], RecordRow(base_span, record_span).to_bytes())
-        self._base_end, self._experts_end = base_span.end, record_span.end
+            _write_all(self._fds[_RECORDS], row.to_bytes())
+        self._ends.add(self._num_records, row)
         self._num_records += 1
 
     def commit(self, layer: int, layout: Layout) -> None:
@@ -120,16 +144,16 @@ class StoreWriter:
         with self._writing():
             for fd in self._fds.values():
                 os.fsync(fd)
-            self._journal.records_done(self._num_records, self._base_end, self._experts_end, layer=layer, layout=layout)
+            self._journal.records_done(self._num_records, self._ends, layer=layer, layout=layout)
 
-    def restart_layer(self, layer: int, layout: Layout, num_experts: int) -> None:
+    def restart_layer(self, layer: int, layout: Layout) -> None:
         """Take back every record of `layer`, to write them again as `layout`."""
-        self._take_back(layer * num_experts, layer, layout)
+        self._take_back(layer * self._num_experts, layer, layout)
 
     def rows(self, start: int, stop: int) -> tuple[RecordRow, ...]:
         """The rows of records [start, stop), all appended already."""
         data = os.pread(self._fds[_RECORDS], (stop - start) * ROW_BYTES, start * ROW_BYTES)
-        return RecordTable.from_bytes(data, num_experts=1).rows
+        return RecordTable.from_bytes(data, self._num_experts).rows
 
     def write_dense(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write a file below `dense/`, durable when this returns; skipped when it is there."""
@@ -156,14 +180,15 @@ class StoreWriter:
         data = (self._folder / name).read_bytes()
         return Table(len(data), zlib.crc32(data))
 
-    def pad_record_files(self) -> tuple[int, int]:
+    def pad_record_files(self) -> tuple[int, tuple[int, ...]]:
         """End the record files on whole pages, after the last record; returns their sizes (base, experts)."""
-        sizes = round_up(self._base_end, PAGE_BYTES), round_up(self._experts_end, PAGE_BYTES)
-        with self._writing():
-            for name, size_bytes in zip((_BASE, _EXPERTS), sizes, strict=True):
+        base_bytes, *experts_bytes = (round_up(end, PAGE_BYTES) for end in (self._ends.base, *self._ends.experts))
+        sizes = dict(zip((_BASE, *self._experts_names), (base_bytes, *experts_bytes), strict=True))
+        for name, size_bytes in sizes.items():
+            with self._writing(name):
                 os.ftruncate(self._fds[name], size_bytes)
                 os.fsync(self._fds[name])
-        return sizes
+        return base_bytes, tuple(experts_bytes)
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest and make the store visible under its name."""
@@ -197,32 +222,32 @@ class StoreWriter:
         if "journal" in names and names <= {"journal", "lock"}:
             shutil.rmtree(self._partial, ignore_errors=True)
 
-    def _place(self, name: str, data: memoryview, end: int, crc32: int) -> Span:
-        offset = start_of_record(end, len(data))
-        with self._writing():
-            os.ftruncate(self._fds[name], offset)
+    def _write_at(self, name: str, data: memoryview, start: int) -> None:
+        with self._writing(name):
+            os.ftruncate(self._fds[name], start)
             _write_all(self._fds[name], data)
-        return Span(offset, len(data), crc32)
 
     def _take_back_damaged(self) -> None:
         """Build again what is not what the journal says."""
         self._sound_dense = sound_files(self._folder, self.durable.dense.values())
-        num_sound = sound_records(self._fds[_BASE], self._fds[_EXPERTS], self.rows(0, self._num_records))
+        experts_fds = [self._fds[name] for name in self._experts_names]
+        num_sound = sound_records(self._fds[_BASE], experts_fds, self.rows(0, self._num_records), self._num_experts)
         if num_sound < self._num_records:
             last_layer = max(self.durable.layouts)
             self._take_back(num_sound, last_layer, self.durable.layouts[last_layer])
 
     def _take_back(self, num_records: int, layer: int, layout: Layout) -> None:
         """Keep the first `num_records` records only; `layer` will be written as `layout`."""
-        rows = self.rows(0, num_records)
         self._num_records = num_records
-        self._base_end, self._experts_end = (rows[-1].base.end, rows[-1].record.end) if rows else (0, 0)
+        self._ends = RecordEnds.of_nothing(self._num_experts, len(self._experts_names))
+        for position, row in enumerate(self.rows(0, num_records)):
+            self._ends.add(position, row)
         self.commit(layer, layout)
         self._cut()
 
     def _cut(self) -> None:
         """Cut the files back to what counts."""
-        ends = (self._base_end, self._experts_end, self._num_records * ROW_BYTES)
+        ends = (self._ends.base, *self._ends.experts, self._num_records * ROW_BYTES)
         for fd, end in zip(self._fds.values(), ends, strict=True):
             if os.fstat(fd).st_size < end:
                 raise StoreError(f"{self._partial} lost bytes that were on disk; remove it and prepare again.")
@@ -231,7 +256,11 @@ class StoreWriter:
     def _remaining_bytes(self) -> int:
         return max(0, self._needed_bytes - self.durable.num_bytes)
 
-    def _writing(self) -> AbstractContextManager[None]:
+    def _writing(self, name: str = "") -> AbstractContextManager[None]:
+        """Around a write to `name`; a file of records may be on another disk."""
+        if name in self._experts_names[1:]:
+            folder = self._elsewhere[self._experts_names.index(name) - 1]
+            return storage_errors(folder, max(0, self._needed_elsewhere_bytes - os.fstat(self._fds[name]).st_size))
         return storage_errors(self._partial, self._remaining_bytes())
 
 
