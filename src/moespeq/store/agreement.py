@@ -22,6 +22,8 @@ from moespeq.store.safetensors_file import TensorEntry
 
 __all__ = ["check_pieces", "check_records"]
 
+_NUMBERS = frozenset(("BF16", "F16", "F32"))  # of other dtypes, several weights may share an element
+
 
 def check_records(table: RecordTable, manifest: Manifest, path: Path) -> None:
     """Raise StoreError unless every record of the table at `path` lies where it was appended and is as long as it
@@ -49,31 +51,42 @@ def check_records(table: RecordTable, manifest: Manifest, path: Path) -> None:
 def check_pieces(
     pieces: Sequence[ExpertPiece], manifest: Manifest, entries: Sequence[Sequence[TensorEntry]], path: Path
 ) -> None:
-    """Raise StoreError unless the pieces of the table at `path` are all rows of all experts, each once, and each inside
-    its tensor.
+    """Raise StoreError unless the pieces of the table at `path` are all rows of all experts, each once, and those of a
+    tensor its equal parts.
+
+    What a matrix has beside its numbers, such as scales, is a part of a name and a number of rows of its own.
     """
     shapes = {name: (rows, cols) for name, rows, cols in manifest.matrices}
     by_name = {entry.name: entry for file in entries for entry in file}
+    parts: dict[str, list[int | None]] = defaultdict(list)
     spans: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
     for piece in pieces:
-        in_tensor, in_piece = math.prod(by_name[piece.tensor].shape), piece.num_rows * shapes[piece.matrix][1]
-        is_inside = in_piece == in_tensor if piece.index is None else 0 <= piece.index < in_tensor // max(1, in_piece)
-        if not is_inside:
+        parts[piece.tensor].append(piece.index)
+        spans[piece.layer, piece.expert, piece.matrix].append((piece.row_start, piece.num_rows))
+    uncovered = {tensor for tensor, indices in parts.items() if indices != _all_parts(indices)}
+    for piece in pieces:
+        elements, rest = divmod(math.prod(by_name[piece.tensor].shape), len(parts[piece.tensor]))
+        is_number = piece.matrix in shapes and by_name[piece.tensor].dtype in _NUMBERS
+        is_wrong_size = is_number and elements != piece.num_rows * shapes[piece.matrix][1]
+        if rest or is_wrong_size or piece.num_rows < 1 or piece.tensor in uncovered:
             raise StoreError(
                 f"{path} looks for {piece.num_rows} rows of {piece.matrix} of expert {piece.expert} of MoE layer "
                 f"{piece.layer} in a tensor that does not hold them; prepare the store again."
             )
-        spans[piece.layer, piece.expert, piece.matrix].append((piece.row_start, piece.num_rows))
-    for layer in range(manifest.num_layers):
-        for expert in range(manifest.num_experts):
-            for name, (rows, _) in shapes.items():
-                end = 0
-                for row_start, num_rows in sorted(spans.pop((layer, expert, name), [])):
-                    end = end + num_rows if row_start == end else -1
-                if end != rows:
-                    raise StoreError(
-                        f"{path} does not hold {name} of expert {expert} of MoE layer {layer} exactly once; prepare "
-                        "the store again."
-                    )
-    if spans:
-        raise StoreError(f"{path} holds experts that the manifest does not count; prepare the store again.")
+    for (layer, expert, name), found in spans.items():
+        end = 0
+        for row_start, num_rows in sorted(found):
+            end = end + num_rows if row_start == end else -1
+        is_counted = layer < manifest.num_layers and expert < manifest.num_experts
+        if not is_counted or end != (shapes[name][0] if name in shapes else max(end, 1)):
+            raise StoreError(
+                f"{path} does not hold {name} of expert {expert} of MoE layer {layer} exactly once; prepare the store "
+                "again."
+            )
+    if sum(name in shapes for _, _, name in spans) != manifest.num_layers * manifest.num_experts * len(shapes):
+        raise StoreError(f"{path} does not hold every matrix of every expert; prepare the store again.")
+
+
+def _all_parts(indices: Sequence[int | None]) -> list[int | None]:
+    """The indices of a tensor's parts in the order in which a table lists them."""
+    return [None] if len(indices) == 1 and indices[0] is None else [*range(len(indices))]
