@@ -35,7 +35,7 @@ def check_records(table: RecordTable, manifest: Manifest, path: Path) -> None:
     for position, row in enumerate(table.rows):
         layer, expert = divmod(position, manifest.num_experts)
         is_long_enough = row.record.num_bytes > 0
-        if manifest.layouts[layer] is Layout.PLAIN:
+        if manifest.layouts[layer] in (Layout.PLAIN, Layout.FP16):
             is_long_enough = row.record.num_bytes == plain_bytes
         if row.base.num_bytes != base_bytes or not is_long_enough or not ends.is_next(position, row):
             raise StoreError(
