@@ -349,4 +349,21 @@ CHAT_FAMILIES: dict[str, ChatFamily] = {
         special=("<|im_start|>",),
         bos="<|startoftext|>",
     ),
+    "llama4": ChatFamily(
+        "<|begin_of_text|><|header_start|>user<|header_end|>\n\nHi<|eot|><|header_start|>assistant<|header_end|>\n\n",
+        ("<|eot|>", "<|end_of_text|>", "<|eom|>"),
+        special=("<|header_start|>", "<|header_end|>"),
+        bos="<|begin_of_text|>",
+    ),
+    "olmoe": ChatFamily("<|endoftext|><|user|>\nHi\n<|assistant|>\n", ("<|endoftext|>",), bos="<|endoftext|>"),
+    "dots1": ChatFamily(
+        "<|system|>You are a helpful assistant.<|endofsystem|><|userprompt|>Hi<|endofuserprompt|><|response|>",
+        ("<|endofresponse|>", "<|endoftext|>"),
+        special=("<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>"),
+    ),
+    "dbrx": ChatFamily(
+        f"<|im_start|>system\nYou are DBRX, created by Databricks.<|im_end|>\n{_CHATML_PROMPT}",
+        ("<|endoftext|>", "<|im_end|>"),
+        special=("<|im_start|>",),
+    ),
 }
