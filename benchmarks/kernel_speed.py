@@ -26,7 +26,7 @@ from moespeq.kernels.geometry import READ_AHEAD_BYTES, ExpertGeometry
 from moespeq.kernels.prefill import prefill_experts
 from moespeq.kernels.verify import verify_experts
 from moespeq.kernels.verify_table import RoutedPairs, VerifyTable
-from moespeq.nested import DEFAULT_FORMAT, Layout, encode_base, encode_record, pack_base
+from moespeq.nested import BF16_LAYOUTS, DEFAULT_FORMAT, Layout, encode_base, encode_record, pack_base
 from moespeq.plan import cuda_scratch_bytes
 
 ROWS = 33
@@ -84,7 +84,7 @@ def measure(name: str, shape: Shape) -> dict[str, float]:
     figures["draft_us"] = 1e6 * time_draft(shape, geometry, bank)
     draft_bytes = shape.top_k * geometry.base_bytes
     figures["draft_gb_per_s"] = 1e-3 * draft_bytes / figures["draft_us"]  # of base records, not of bf16
-    for layout in Layout:
+    for layout in BF16_LAYOUTS:
         seconds = time_verify(shape, geometry, layout, bank, slots[layout])
         figures[f"verify_{layout.value}_us"] = 1e6 * seconds
         figures[f"verify_{layout.value}_gb_per_s"] = 2e-9 * shape.distinct * shape.weights_per_expert / seconds
@@ -107,7 +107,7 @@ def encode_layer(
     shape: Shape, geometry: ExpertGeometry, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[Layout, torch.Tensor], dict[Layout, float]]:
     """Random experts as a bank and, for each layout, slots; and the seconds that encoding residuals took."""
-    bases, records = [], {layout: [] for layout in Layout}
+    bases, records = [], {layout: [] for layout in BF16_LAYOUTS}
     seconds = dict.fromkeys(Layout, 0.0)
     for _ in range(shape.distinct):
         matrices = [
@@ -115,14 +115,14 @@ def encode_layer(
         ]
         pieces = [encode_base(matrix, geometry.fmt) for matrix in matrices]
         bases.append(pack_base(pieces))
-        for layout in Layout:
+        for layout in BF16_LAYOUTS:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             records[layout].append(encode_record(matrices, pieces, geometry.fmt, layout))
             end.record()
             end.synchronize()
             seconds[layout] += 1e-3 * begin.elapsed_time(end)
-    return torch.stack(bases), {layout: as_slots(records[layout]) for layout in Layout}, seconds
+    return torch.stack(bases), {layout: as_slots(records[layout]) for layout in BF16_LAYOUTS}, seconds
 
 
 def as_slots(records: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from families import ON_A_GPU, make_tiny
 from moespeq.config import LoadOptions
 from moespeq.decode.assembly import open_engine
 from moespeq.demo.assets import MODEL_FOLDER
-from moespeq.nested import Layout
+from moespeq.nested import BF16_LAYOUTS, Layout
 from moespeq.prepare import prepare_store
 from moespeq.store import Store
 from moespeq.transfer import PlainSource
@@ -83,7 +83,7 @@ def demo_folder() -> Path:
     return MODEL_FOLDER
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 def test_every_layout_gives_the_same_text(layout: Layout, demo_folder: Path, tmp_path: Path) -> None:
     store = prepare_store(demo_folder, tmp_path / "store", layout=layout)
     with open_engine(store, LoadOptions(device="cuda", k=8)) as engine:

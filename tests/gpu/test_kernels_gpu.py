@@ -28,7 +28,7 @@ from moespeq.kernels.prefill import prefill_experts
 from moespeq.kernels.verify import verify_experts
 from moespeq.kernels.verify_table import RoutedPairs
 from moespeq.kernels.weighted_sum import weighted_sum
-from moespeq.nested import DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
+from moespeq.nested import BF16_LAYOUTS, DEFAULT_FORMAT, BaseFormat, Layout, base_record_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +45,7 @@ FORMATS = (
 )
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @pytest.mark.parametrize("shapes", [QWEN, NARROW, TINY, ODD], ids=str)
 def test_decoded_records_are_the_weights_bit_for_bit(shapes: tuple, fmt: BaseFormat, layout: Layout) -> None:
@@ -85,7 +85,7 @@ def test_nested_and_plain_products_are_equal_bit_for_bit_and_right(shapes: tuple
     hidden = torch.randn(33, shapes[0][1], device="cuda").to(torch.bfloat16)
     routes = random_routes(33, 4, 6, seed=1)  # about 22 rows an expert: two row tiles
     found = {}
-    for layout in Layout:
+    for layout in BF16_LAYOUTS:
         layer = make_layer(shapes, fmt, layout, 6, device="cuda", base_in_slot=layout is Layout.CODE_WIDTH)
         found[layout] = verify(layer, hidden, routes, max_rows=33)
     wanted = exact_products(layer, hidden, routes)
@@ -133,7 +133,7 @@ def test_a_prompts_products_are_right_and_equal_in_all_layouts(shapes: tuple, fm
     hidden = torch.randn(300, shapes[0][1], device="cuda").to(torch.bfloat16)
     routes = random_routes(300, 2, 4, seed=1)  # about 150 pairs an expert: a tile and a part of one
     found = {}
-    for layout in Layout:
+    for layout in BF16_LAYOUTS:
         layer = make_layer(shapes, fmt, layout, 4, device="cuda", base_in_slot=layout is Layout.CODE_WIDTH)
         found[layout] = prefill(layer, hidden, routes, waves=[[0, 1, 2, 3]])
     wanted = exact_products(layer, hidden, routes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moespeq.nested import BaseFormat, Layout
+from moespeq.nested import BF16_LAYOUTS, BaseFormat, Layout
 from moespeq.prepare.encoder import ExpertEncoder
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ def any_bits(rows: int, cols: int, seed: int) -> torch.Tensor:
     return torch.randint(-(2**15), 2**15, (rows, cols), generator=generator, dtype=torch.int16).view(torch.bfloat16)
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @pytest.mark.parametrize("weights", [trained_like, any_bits])
 def test_the_gpu_writes_the_bytes_of_the_cpu(weights: object, fmt: BaseFormat, layout: Layout) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from moespeq.errors import StoreError
 from moespeq.nested import (
+    BF16_LAYOUTS,
     Base,
     BaseFormat,
     Field,
@@ -217,7 +218,7 @@ def test_weights_that_are_nothing_but_noise_ask_for_the_plain_record() -> None:
     assert residual_bits(record.numel(), [(64, 64)]) > 12
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 def test_residual_that_ends_early_is_refused(layout: Layout) -> None:
     weight = trained_like(8, 64)
     base = encode_base(weight, SYMMETRIC)

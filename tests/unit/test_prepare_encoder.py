@@ -12,7 +12,7 @@ from torch import Tensor
 
 from families import make_tiny
 from moespeq.errors import UsageError
-from moespeq.nested import DEFAULT_FORMAT, Layout, decode_record, split_base
+from moespeq.nested import BF16_LAYOUTS, DEFAULT_FORMAT, Layout, decode_record, split_base
 from moespeq.prepare import prepare_store
 from moespeq.prepare.encoder import ExpertEncoder
 
@@ -25,7 +25,7 @@ def matrices() -> list[Tensor]:
     return [torch.randn(shape, generator=generator).bfloat16() for shape in SHAPES]
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 def test_an_expert_comes_back_and_its_checksums_are_its_bytes(matrices: list[Tensor], layout: Layout) -> None:
     with ExpertEncoder(DEFAULT_FORMAT, "cpu") as encoder:
         expert = encoder.encode(matrices, layout)

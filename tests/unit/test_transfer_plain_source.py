@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moespeq.nested import BaseFormat, Layout, encode_base, encode_record, pack_base
+from moespeq.nested import BF16_LAYOUTS, BaseFormat, Layout, encode_base, encode_record, pack_base
 from moespeq.transfer import PlainSource, plain_record_bytes
 from moespeq.types import ExpertKey
 
@@ -42,7 +42,7 @@ class FakeStore:
         buffer[:] = self._record.numpy().data
 
 
-@pytest.mark.parametrize("layout", [each for each in Layout if each.is_bf16])
+@pytest.mark.parametrize("layout", BF16_LAYOUTS)
 def test_a_decoded_record_is_the_plain_record(layout: Layout) -> None:
     store, key = FakeStore(layout), ExpertKey(0, 0)
     source = PlainSource(store, SHAPES, FORMAT)

@@ -31,8 +31,8 @@ def read_images(paths: Sequence[str]) -> list[tuple[str, bytes]]:
 def request_of(
     engine: Engine, text: str, *, chat: bool, system: str | None, images: Sequence[tuple[str, bytes]] = ()
 ) -> Prompt:
-    """The text, or where a chat is asked for, the prompt of one, with the images in front of the text."""
-    if not chat:
+    """The text, or where a chat, a system message or images are asked for, the prompt of one, images before text."""
+    if not (chat or system or images):
         return text
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     parts = [{"type": "image", "image": engine.images.read(data, what)} for what, data in images]

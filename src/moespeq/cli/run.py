@@ -111,7 +111,7 @@ def command(
     with progress_bar() as bar:
         engine = load(model, progress=bar, **loading)
     with engine:
-        stream = engine.stream(request_of(engine, text, chat=has_chat, system=system, images=images), **sampling)
+        stream = engine.stream(request_of(engine, text, chat=chat, system=system, images=images), **sampling)
         was_interrupted = _show(stream, text_stream(has_json=json))
         stats = stream.result.stats
         if json:

@@ -8,7 +8,7 @@ bf16 bit pattern.
 from __future__ import annotations
 
 from moespeq.nested.base import Base, dequantize_base, encode_base, unpack_codes
-from moespeq.nested.format import DEFAULT_FORMAT, BaseFormat, Layout
+from moespeq.nested.format import BF16_LAYOUTS, DEFAULT_FORMAT, BaseFormat, Layout
 from moespeq.nested.record import (
     Written,
     base_record_bytes,
@@ -26,6 +26,7 @@ from moespeq.nested.tiles import TILE, TileGrid
 from moespeq.nested.widths import Field, code_fields
 
 __all__ = [
+    "BF16_LAYOUTS",
     "DEFAULT_FORMAT",
     "TILE",
     "Base",

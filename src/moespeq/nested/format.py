@@ -13,7 +13,7 @@ from enum import Enum
 
 from moespeq.errors import StoreError, UsageError
 
-__all__ = ["DEFAULT_FORMAT", "BaseFormat", "Layout"]
+__all__ = ["BF16_LAYOUTS", "DEFAULT_FORMAT", "BaseFormat", "Layout"]
 
 SUPPORTED_BITS = (2, 3, 4)
 
@@ -45,6 +45,9 @@ class Layout(Enum):
     def is_bf16(self) -> bool:
         """Whether the target's weights are bf16 in the checkpoint, so that the layout is a choice."""
         return self.needs_base or self is Layout.PLAIN
+
+
+BF16_LAYOUTS = tuple(layout for layout in Layout if layout.is_bf16)
 
 
 @dataclass(frozen=True, slots=True)
