@@ -16,12 +16,13 @@ from typing import Literal
 from moespeq import __version__
 from moespeq.errors import CheckpointError, StoreError, StoreInUseError, UsageError
 from moespeq.model.checkpoint_map import CheckpointMap, map_checkpoint
-from moespeq.nested import BaseFormat, Layout, base_record_bytes, residual_bits
+from moespeq.nested import BaseFormat, Layout, residual_bits
 from moespeq.prepare.conversion import with_bf16_experts
 from moespeq.prepare.encoder import ExpertEncoder, default_layout
 from moespeq.prepare.experts import ExpertReader, view_of
 from moespeq.prepare.hashing import CHUNK_BYTES, SourceHasher
-from moespeq.prepare.layouts import EXPECTED_BITS, check_base, default_format, layouts_of
+from moespeq.prepare.layouts import check_base, default_format, layouts_of
+from moespeq.prepare.needed_space import expected_bytes, share_bytes
 from moespeq.prepare.source import cache_folder_for, default_output, is_store, name_of, resolve_source
 from moespeq.prepare.workers import ExpertWorkers
 from moespeq.progress import Meter, ProgressSink
@@ -121,8 +122,8 @@ def write_store(
         "layout": layout.value,
         "elsewhere": [str(folder.resolve()) for folder in elsewhere],
     }
-    other_bytes, records_bytes = _expected_bytes(checkpoint, mapped, fmt, layouts)
-    most_records_bytes = _share(records_bytes, num_layers, 1 + len(elsewhere))
+    other_bytes, records_bytes = expected_bytes(checkpoint, mapped, fmt, layouts)
+    most_records_bytes = share_bytes(records_bytes, num_layers, 1 + len(elsewhere))
     with (
         ExpertEncoder(fmt, device) as encoder,
         StoreWriter(
@@ -275,23 +276,6 @@ class _Preparation:
         rows = self._writer.rows(layer * self._num_experts, (layer + 1) * self._num_experts)
         shapes = [matrix[1:] for matrix in self._mapped.matrices]
         return residual_bits(sum(row.record.num_bytes for row in rows), shapes) / self._num_experts
-
-
-def _expected_bytes(
-    checkpoint: Checkpoint, mapped: CheckpointMap, fmt: BaseFormat, layouts: Sequence[Layout]
-) -> tuple[int, int]:
-    """(everything else, the files of expert records), of the whole store."""
-    shapes = [(rows, cols) for _, rows, cols in mapped.matrices]
-    weights = sum(rows * cols for rows, cols in shapes)
-    dense_bytes = sum(checkpoint.tensors[name].entry.num_bytes for name in mapped.dense)
-    layer_bytes = [mapped.num_experts * int(weights * EXPECTED_BITS[layout] / 8) for layout in layouts]
-    bases_bytes = mapped.num_experts * len(layouts) * base_record_bytes(shapes, fmt)
-    return dense_bytes + bases_bytes, sum(layer_bytes)
-
-
-def _share(records_bytes: int, num_layers: int, num_files: int) -> int:
-    """Of the largest file: the first, which gets a layer of every round."""
-    return records_bytes * -(-num_layers // num_files) // num_layers
 
 
 def _tensor_chunks(file: SafetensorsFile, entries: Sequence[TensorEntry]) -> Iterator[memoryview]:
