@@ -219,7 +219,9 @@ def _check_digest(path: Path, digest: hashlib._Hash, sha256: str) -> None:
 def _check_size(path: Path, size_bytes: int, store: Path) -> None:
     require_inside(path, store)
     if path.is_symlink() and not path.exists():
-        raise StoreError(f"{path} leads to {path.readlink()}, which is not there; mount that disk, or prepare it again.")
+        raise StoreError(
+            f"{path} leads to {path.readlink()}, which is not there; mount that disk, or prepare it again."
+        )
     if not path.is_file():
         raise StoreError(f"{path} is missing; prepare the store again.")
     found_bytes = path.stat().st_size
